@@ -1,0 +1,142 @@
+"""What to do: orders of the broker core to its shell, carried out in the order given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from model_worker.broker.events import FrontId
+from shared.errors import Code
+from shared.messages import RequestId, SlotName, Timings
+
+
+@dataclass(frozen=True, slots=True)
+class SendReply:
+    """The final answer. The shell forgets the request's payload after sending it.
+
+    With `relay` the reply carries the value frames of the item being handled (the `ItemFinished` that caused this
+    effect); otherwise it has none.
+    """
+
+    front: FrontId
+    id: RequestId
+    code: Code
+    relay: bool = False
+    message: str = ""
+    detail: dict[str, object] = field(default_factory=dict)
+    retry_after_s: float = 0.0
+    attempt: int = 0
+    slot: str = ""
+    incarnation: int = 0
+    cost: int = 0
+    timings: Timings = field(default_factory=Timings)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayChunk:
+    """Pass the frames of the `ChunkArrived` being handled on to this front."""
+
+    front: FrontId
+    id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePayload:
+    """Forget a payload without answering (the request was cancelled, or its front is gone)."""
+
+    id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    id: RequestId
+    attempt: int
+    operation: str
+    deadline_s: float
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SendBatch:
+    slot: SlotName
+    incarnation: int
+    batch: int
+    alone: bool
+    entries: tuple[BatchEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendCancel:
+    slot: SlotName
+    incarnation: int
+    ids: tuple[RequestId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendDrain:
+    slot: SlotName
+    incarnation: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendStop:
+    slot: SlotName
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnReplica:
+    slot: SlotName
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillReplica:
+    """SIGKILL; with `dump_stacks` the shell first has the process write its stacks to the log."""
+
+    slot: SlotName
+    incarnation: int
+    reason: str
+    dump_stacks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DigestPoison:
+    """Compute the payload's digest before its reply is sent, and report it as `PoisonDigested`."""
+
+    id: RequestId
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """An event for the log: `event` in snake case, past tense, with key=value fields."""
+
+    level: Literal["debug", "info", "warning", "error"]
+    event: str
+    fields: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StopServer:
+    """Everything has ended: leave the loop with this exit code."""
+
+    exit_code: int
+    reason: str
+
+
+Effect = (
+    SendReply
+    | RelayChunk
+    | ReleasePayload
+    | SendBatch
+    | SendCancel
+    | SendDrain
+    | SendStop
+    | SpawnReplica
+    | KillReplica
+    | DigestPoison
+    | Log
+    | StopServer
+)

@@ -1,0 +1,172 @@
+"""What happened: the only things the broker core reacts to.
+
+Every event is a past-tense fact, made by the shell from a decoded message, a process notice or the clock. Times are
+absolute seconds on the shell's monotonic clock; the core never asks for one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NewType
+
+from shared.errors import Code
+from shared.messages import Phase, RequestId, SlotName
+
+FrontId = NewType("FrontId", bytes)
+"""A front's ZeroMQ routing id; fresh for every connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontJoined:
+    front: FrontId
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPulsed:
+    front: FrontId
+
+
+@dataclass(frozen=True, slots=True)
+class FrontLeft:
+    """The front cannot be reached any more (silence is noticed by the core itself)."""
+
+    front: FrontId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    front: FrontId
+    id: RequestId
+    model: str
+    operation: str
+    batch_key: bytes
+    cost_hint: int
+    body_bytes: int
+    deadline_s: float
+    priority: int
+    stream: bool
+    retryable: bool
+    digest: bytes = b""
+    """Of the payload; the shell computes it only for a model that has refused digests."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    front: FrontId
+    id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpawned:
+    slot: SlotName
+    incarnation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    slot: SlotName
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConnected:
+    slot: SlotName
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPhaseChanged:
+    """A `State` message: a new phase, or progress within one; the fields are those of the message."""
+
+    slot: SlotName
+    incarnation: int
+    phase: Phase
+    progress: float = -1.0
+    detail: str = ""
+    permanent: bool = False
+    mixes_parameters: bool = False
+    max_batch_cost: int = 0
+    max_batch_size: int = 0
+    choices: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPulsed:
+    slot: SlotName
+    incarnation: int
+    progress_count: int
+    running_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFinished:
+    slot: SlotName
+    incarnation: int
+    id: RequestId
+    attempt: int
+    code: Code
+    cost: int = 0
+    prepare_ms: float = 0.0
+    forward_ms: float = 0.0
+    finish_ms: float = 0.0
+    batch_size: int = 0
+    message: str = ""
+    detail: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkArrived:
+    slot: SlotName
+    incarnation: int
+    id: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaExited:
+    """The process is gone; negative codes are signals, as in `multiprocessing`."""
+
+    slot: SlotName
+    incarnation: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonDigested:
+    """The digest that `DigestPoison` asked for."""
+
+    model: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing happened, but `wake_at_s` was reached."""
+
+
+Event = (
+    FrontJoined
+    | FrontPulsed
+    | FrontLeft
+    | RequestArrived
+    | RequestCancelled
+    | ReplicaSpawned
+    | SpawnFailed
+    | ReplicaConnected
+    | ReplicaPhaseChanged
+    | ReplicaPulsed
+    | ItemFinished
+    | ChunkArrived
+    | ReplicaExited
+    | PoisonDigested
+    | DrainRequested
+    | TimePassed
+)

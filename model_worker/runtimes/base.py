@@ -1,0 +1,78 @@
+"""The interface between a model process and what it runs; a user's own class implements the same one.
+
+Refuses torch: a class that needs it imports it in `load`, on the main thread of the model process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar
+
+from shared.errors import InvalidInput
+
+
+def _ignore_progress(fraction: float, text: str) -> None:
+    """Stands in until the model process sets its own."""
+
+
+class Model:
+    """One loaded model. Only `load` and `forward` have to be written.
+
+    Threads: `load`, `forward` and the warm-up run on the main thread of the process, `prepare` and `cost` on one
+    thread of their own (the only one that may touch the tokenizer), `finish` on another. No method is ever entered
+    twice at once.
+    """
+
+    mixes_parameters: ClassVar[bool] = False
+    """Whether requests with different `parameters` may share a `forward`; if not, the broker keeps them apart."""
+
+    max_batch_cost: int = 0
+    """Padded units one `forward` may take, `max(cost) * len(items)`; set in `load`. 0: no limit of the model's own."""
+
+    report_progress: Callable[[float, str], None] = staticmethod(_ignore_progress)
+    """Call it in `load` with a fraction from 0.0 to 1.0 (-1.0: unknown) and a few words, for `headwaiter status`."""
+
+    def load(self, device: str) -> None:
+        """Loads the weights onto `device` (`cpu`, `cuda:0`, `mps`). Called once, before anything else.
+
+        Raises:
+            shared.errors.LoadError: the cause in one line; `permanent` if a new try cannot help.
+        """
+        raise NotImplementedError
+
+    def prepare(self, inputs: Any, parameters: dict[str, Any]) -> Any:
+        """Turns one request into one item: decode, check, tokenise.
+
+        Raises:
+            InvalidInput: refuses this request only, with 422 and this text.
+        """
+        if parameters:
+            raise InvalidInput(f"unknown parameter {next(iter(parameters))!r}: this model takes none")
+        return inputs
+
+    def cost(self, item: Any) -> int:
+        """Padded units of one item, such as its number of tokens; a batch costs `max(cost) * len(items)`."""
+        return 1
+
+    def group(self, item: Any) -> Hashable:
+        """Items with different groups never share a `forward`; for parameters that hold for a whole batch."""
+        return None
+
+    def forward(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Computes one batch: one output per item, in order.
+
+        An output that is an `Exception` fails that item alone; one that is a generator is streamed.
+        """
+        raise NotImplementedError
+
+    def finish(self, output: Any) -> Any:
+        """Turns one output into plain values (str, numbers, lists, dicts, bytes, numpy arrays, CPU tensors)."""
+        return output
+
+    def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        """Requests (inputs, parameters) to warm up with before the first real one; the largest shape first."""
+        return ()
+
+    def describe(self) -> dict[str, object]:
+        """What was decided in `load` (dtype, bytes, padding side …), for `headwaiter status`."""
+        return {}

@@ -1,0 +1,292 @@
+"""One configuration: the TOML file, `HEADWAITER_…` variables and command-line flags, as one frozen `Config`.
+
+Owns every key, its default and its meaning; `docs/configuration.md` is generated from the descriptions here. It
+refuses unknown keys, in the file and in the environment, and never touches the network, a device or a socket.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+from shared.errors import ConfigurationError
+
+ENV_PREFIX = "HEADWAITER_"
+CONFIG_FILE_VARIABLE = "HEADWAITER_CONFIG"
+DEFAULT_CONFIG_FILE = "headwaiter.toml"
+# Variables that are ours but not configuration keys: the file's own path, and the mark that every process started
+# for a replica carries (model_worker/launchers.py).
+OWN_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "HEADWAITER_REPLICA", "HEADWAITER_PYTHON"})
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class HttpConfig(_Section):
+    """The front workers: where they listen and what they let in."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. `0.0.0.0` opens the service to the network: set `api_keys` then."""
+    port: int = Field(8080, ge=0, le=65535)
+    """TCP port."""
+    workers: int = Field(2, ge=1, le=256)
+    """Front worker processes. They hold no model; more of them cost memory only."""
+    api_keys: tuple[SecretStr, ...] = ()
+    """Accepted `Authorization: Bearer` keys. Empty: no authentication. Probes and metrics never ask for one."""
+    body_bytes_max: int = Field(32 * 2**20, ge=1024)
+    """Largest request body in bytes; a larger one is refused with 413 while it is being read."""
+    request_timeout_s: float = Field(60.0, gt=0)
+    """Deadline of a request that names none, in seconds."""
+    request_timeout_max_s: float = Field(600.0, gt=0)
+    """Longest deadline that a request may ask for, in seconds."""
+    grace_s: float = Field(30.0, ge=0)
+    """How long a stopping front worker lets its open requests finish, in seconds."""
+    reload: bool = False
+    """Restart the front workers when the source of `frontend/` or `shared/` changes (development only). Models stay loaded."""
+
+
+class ServerConfig(_Section):
+    """The model server: how it starts, guards and stops the model processes."""
+
+    parallel_loads: int = Field(1, ge=1)
+    """Models loaded at the same time on this host. 1 keeps the peak of host memory low."""
+    load_attempts_max: int = Field(3, ge=1)
+    """Failed loads after which a slot that never was ready is given up."""
+    allow_shared_devices: bool = False
+    """Allow slots of different models on one accelerator. Replicas of one model may always share it."""
+    memory_fraction_max: float = Field(0.95, gt=0, le=1)
+    """Share of a device's memory that the weights planned on it may take; `plan` refuses more."""
+    grace_s: float = Field(30.0, ge=0)
+    """How long admitted requests may still run after SIGTERM, in seconds."""
+    stop_timeout_s: float = Field(5.0, gt=0)
+    """How long a model process may take to exit when told to, before it is killed, in seconds."""
+
+
+class LoggingConfig(_Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is written."""
+    format: Literal["console", "json"] = "console"
+    """One line per event for people (`console`) or for machines (`json`)."""
+
+
+class ModelConfig(_Section):
+    """One `[[models]]` entry: what to load, and where."""
+
+    name: Name
+    """The name in URLs, logs and metrics."""
+    model: str = Field(min_length=1)
+    """What to load: a local directory or `.gguf` file, a hub id (`org/name`), `package:import_name/path` for files
+    inside an installed Python package, or `my_module:MyModel` for a class of your own."""
+    task: str = ""
+    """`embedding`, `text-generation`, or any task of transformers' pipelines. Not used with a class of your own."""
+    devices: tuple[str, ...] = ("auto",)
+    """Where the replicas go: `auto`, `cpu`, `mps`, `cuda` (any free one), `cuda:N`, `N`, `GPU-…` or `MIG-…`."""
+    replicas: int | None = Field(None, ge=1, le=1024)
+    """Model processes in total, dealt out over `devices` in turn. Default: one per device named."""
+    cores: int | None = Field(None, ge=1)
+    """CPU cores (and torch threads) of each replica on `cpu`. Default: an equal share of the cores there are."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """Type of the weights in memory. `auto`: as stored on an accelerator, float32 on a CPU."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Read that code first."""
+    required: bool = True
+    """Whether `/readyz` waits for this model."""
+    max_batch_size: int = Field(32, ge=1)
+    """Most requests in one batch."""
+    max_batch_cost: int = Field(0, ge=0)
+    """Most padded units (tokens, for text) in one batch: longest item times number of items. 0: the runtime's own choice."""
+    max_wait_ms: float = Field(0.0, ge=0)
+    """How long an idle replica waits for more requests before it starts a batch that is not full."""
+    queue_size_max: int = Field(1024, ge=1)
+    """Requests that may wait for this model; one more is refused with 429."""
+    queue_bytes_max: int = Field(256 * 2**20, ge=1024)
+    """Bytes of request bodies that may wait for this model."""
+    load_timeout_s: float = Field(1800.0, gt=0)
+    """How long loading and warming may take, in seconds. Nothing else can end a loading process."""
+    batch_timeout_s: float = Field(60.0, gt=0)
+    """How long one forward step may take before the process counts as hung and is replaced, in seconds."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Passed to the runtime, or to your class, as keyword arguments."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_one_device(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            data = dict(data)
+            if "device" in data:
+                if "devices" in data:
+                    raise ValueError("give either device or devices, not both")
+                data["devices"] = data.pop("device")
+            devices = data.get("devices")
+            if isinstance(devices, (str, int)) and not isinstance(devices, bool):
+                data["devices"] = (str(devices),)
+            elif isinstance(devices, (list, tuple)):
+                data["devices"] = tuple(str(d) if isinstance(d, int) else d for d in devices)
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.devices:
+            raise ValueError("devices is empty: name at least one, or leave it out for 'auto'")
+        doubled = sorted({d for d in self.devices if self.devices.count(d) > 1})
+        if doubled:
+            raise ValueError(f"devices names {doubled[0]!r} twice: use replicas = N for several copies on one device")
+        if not self.task and not self.is_custom:
+            raise ValueError(f"model {self.name!r} needs a task, such as task = \"text-classification\"")
+        if self.task and self.is_custom:
+            raise ValueError(f"model {self.name!r} is a class of your own, so task = {self.task!r} has no meaning: remove it")
+        return self
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether `model` names a Python class (`module:Class`) rather than weights."""
+        module, colon, attribute = self.model.partition(":")
+        return bool(colon) and module != "package" and attribute.isidentifier() and "/" not in module
+
+
+class Config(BaseSettings):
+    """The whole configuration. `Config.load` is the way to get one."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        use_attribute_docstrings=True,
+    )
+
+    name: Name = "headwaiter"
+    """Name of this instance; part of the default run directory, so two instances on one host need two names."""
+    run_dir: Path | None = None
+    """Directory of the sockets, the lock and the logs' pid files (mode 0700). Default: `headwaiter-NAME` below
+    `$XDG_RUNTIME_DIR`, or below `/tmp/headwaiter-UID`."""
+    python_path: tuple[Path, ...] = ()
+    """Directories to import your own classes from, after everything installed. Default: the configuration file's
+    directory, or the working directory."""
+    http: HttpConfig = HttpConfig()
+    server: ServerConfig = ServerConfig()
+    logging: LoggingConfig = LoggingConfig()
+    models: tuple[ModelConfig, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [model.name for model in self.models]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"model name {name!r} is used {names.count(name)} times: names are unique")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # The file's values are passed to the constructor, so the environment has to come first to override them.
+        return env_settings, init_settings
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | None = None) -> Config:
+        """Reads `path`, else `$HEADWAITER_CONFIG`, else `headwaiter.toml` here if there is one; then the environment.
+
+        Raises:
+            ConfigurationError: one line that names the file or variable, the key, its value and the remedy.
+        """
+        named = path or os.environ.get(CONFIG_FILE_VARIABLE)
+        file = Path(named) if named else Path(DEFAULT_CONFIG_FILE)
+        values: dict[str, Any] = {}
+        if named or file.exists():
+            values = _read_toml(file)
+        _refuse_unknown_variables()
+        origin = str(file) if values else "the environment"
+        try:
+            config = cls(**values)
+        except ValidationError as error:
+            raise ConfigurationError(_one_line(origin, error)) from None
+        except SettingsError as error:
+            raise ConfigurationError(f"environment: {error}; nested values are JSON") from None
+        base = file.resolve().parent if values else Path.cwd()
+        python_path = tuple(base / entry for entry in config.python_path) or (base,)
+        run_dir = config.run_dir or default_run_dir(config.name)
+        return config.model_copy(update={"python_path": python_path, "run_dir": base / run_dir})
+
+    def model(self, name: str) -> ModelConfig:
+        return next(model for model in self.models if model.name == name)
+
+    @property
+    def run_directory(self) -> Path:
+        """`run_dir`, or its default."""
+        return self.run_dir or default_run_dir(self.name)
+
+
+def default_run_dir(name: str) -> Path:
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime_dir and os.access(runtime_dir, os.W_OK):
+        return Path(runtime_dir) / f"headwaiter-{name}"
+    return Path(f"/tmp/headwaiter-{os.getuid()}") / name
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            return tomllib.load(stream)
+    except OSError as error:
+        raise ConfigurationError(f"{file}: cannot read the configuration file: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file}: not valid TOML: {error}") from None
+
+
+def _refuse_unknown_variables() -> None:
+    # pydantic-settings reads the variables it knows and passes over the others; a misspelt one would be ignored.
+    known = {name.upper(): field for name, field in Config.model_fields.items()}
+    for variable in sorted(os.environ):
+        if not variable.startswith(ENV_PREFIX) or variable in OWN_VARIABLES:
+            continue
+        first, _, rest = variable.removeprefix(ENV_PREFIX).partition("__")
+        field = known.get(first.upper())
+        section = field.annotation if field else None
+        nested = section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else {}
+        if field is None or (rest and rest.lower() not in nested):
+            keys = [f"{first.upper()}__{key.upper()}" for key in nested] if field else sorted(known)
+            raise ConfigurationError(
+                f"environment variable {variable} is no configuration key; known here: "
+                + ", ".join(ENV_PREFIX + key for key in keys)
+            )
+
+
+def _one_line(origin: str, error: ValidationError) -> str:
+    parts = []
+    for problem in error.errors(include_url=False):
+        where = ".".join(str(step) for step in problem["loc"]) or "configuration"
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "unknown key" + _known_keys(problem["loc"])
+        elif problem["type"] not in ("missing", "value_error"):
+            message += f" (got {problem['input']!r})"
+        parts.append(f"{where}: {message}")
+    return f"{origin}: " + "; ".join(parts)
+
+
+def _known_keys(location: tuple[int | str, ...]) -> str:
+    section: type[BaseModel] = Config
+    for step in location[:-1]:
+        if step == "models":
+            section = ModelConfig
+        elif isinstance(step, str) and step in section.model_fields:
+            annotation = section.model_fields[step].annotation
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                section = annotation
+    return "; known keys here: " + ", ".join(section.model_fields)
