@@ -1,0 +1,104 @@
+"""Everything that can be known before a process is started: the slot table, the sizes, and whether it all fits.
+
+Owns the one path from a configuration to a plan, used by the model server itself and by `headwaiter plan`, `check`
+and `serve`. Starts nothing, binds nothing, imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from model_worker.broker.settings import BrokerSettings, ModelSettings, SlotSettings
+from model_worker.devices import Inventory, take_inventory
+from model_worker.placement import Slot, check_memory, plan
+from model_worker.runtimes import sources
+from model_worker.specs import ReplicaSpec, RuntimeSpec
+from shared.config import Config, ModelConfig
+from shared.errors import ConfigurationError
+from shared.messages import SlotName
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """A plan that may be carried out."""
+
+    config: Config
+    inventory: Inventory
+    slots: tuple[Slot, ...]
+    weights_bytes: dict[str, int | None]
+    """By model name; None where it cannot be told before loading (a hub id, a class of the user's own)."""
+
+    def broker_settings(self) -> BrokerSettings:
+        server = self.config.server
+        return BrokerSettings(
+            models=tuple(_model_settings(model) for model in self.config.models),
+            slots=tuple(SlotSettings(slot.name, slot.model, slot.device) for slot in self.slots),
+            parallel_loads=server.parallel_loads,
+            load_attempts_max=server.load_attempts_max,
+            stop_timeout_s=server.stop_timeout_s,
+        )
+
+    def replica_spec(self, name: SlotName, incarnation: int, endpoint: str) -> ReplicaSpec:
+        slot = next(slot for slot in self.slots if slot.name == name)
+        model = self.config.model(slot.model)
+        return ReplicaSpec(
+            slot=slot.name,
+            incarnation=incarnation,
+            endpoint=endpoint,
+            torch_device=slot.torch_device,
+            environment=dict(slot.environment),
+            cores=slot.cores,
+            threads=slot.threads,
+            runtime=runtime_spec(self.config, model),
+            max_batch_size=model.max_batch_size,
+            max_batch_cost=model.max_batch_cost,
+            log_level=self.config.logging.level,
+            log_format=self.config.logging.format,
+        )
+
+
+def preflight(
+    config: Config, inventory: Inventory | None = None, environment: Mapping[str, str] | None = None
+) -> Preflight:
+    """Checks paths and tasks, places every replica, and adds up the memory.
+
+    Raises:
+        ConfigurationError: one line with the offending value and the remedy.
+    """
+    if not config.models:
+        raise ConfigurationError("no model is configured: add a [[models]] entry, or use --model and --task")
+    inventory = inventory or take_inventory()
+    weights_bytes = {model.name: sources.check(runtime_spec(config, model)) for model in config.models}
+    slots = plan(config, inventory, os.environ if environment is None else environment)
+    check_memory(slots, weights_bytes, inventory, config.server.memory_fraction_max)
+    return Preflight(config, inventory, slots, weights_bytes)
+
+
+def runtime_spec(config: Config, model: ModelConfig) -> RuntimeSpec:
+    return RuntimeSpec(
+        name=model.name,
+        source=model.model,
+        task=model.task,
+        dtype=model.dtype,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+        options=dict(model.options),
+        python_path=tuple(str(entry) for entry in config.python_path),
+    )
+
+
+def _model_settings(model: ModelConfig) -> ModelSettings:
+    return ModelSettings(
+        name=model.name,
+        task=model.task or model.model,
+        required=model.required,
+        max_batch_size=model.max_batch_size,
+        max_batch_cost=model.max_batch_cost,
+        max_wait_s=model.max_wait_ms / 1000,
+        queue_size_max=model.queue_size_max,
+        queue_bytes_max=model.queue_bytes_max,
+        load_timeout_s=model.load_timeout_s,
+        batch_timeout_s=model.batch_timeout_s,
+    )

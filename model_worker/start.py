@@ -1,0 +1,68 @@
+"""Puts the model server together from a configuration and runs it.
+
+Owns the order of a start: everything that can refuse comes before anything that another process could see.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from enum import IntEnum
+from pathlib import Path
+
+from model_worker.guardian import Guardian
+from model_worker.launchers import SpawnLauncher
+from model_worker.model_process import run as run_model_process
+from model_worker.preflight import preflight
+from model_worker.server import ModelServer, fresh_epoch
+from shared import logs
+from shared.config import Config
+from shared.processes import stop_with_parent
+from shared.sockets import RunDirectory
+
+logger = logging.getLogger("model_worker")
+
+
+class ExitCode(IntEnum):
+    """What the model server's exit says; `docs/deployment.md` lists them."""
+
+    OK = 0
+    NO_MODEL_LOADED = 1
+    CONFIGURATION = 78
+
+
+def run_model_server(config_file: Path | None, *, exit_with_parent: bool = False) -> int:
+    """Runs until stopped; returns the exit code.
+
+    Raises:
+        ConfigurationError: nothing was started.
+    """
+    if exit_with_parent:
+        stop_with_parent()
+    config = Config.load(config_file)
+    logs.configure(config.logging.level, config.logging.format, program="model_worker")
+    ready = preflight(config)
+    run_directory = RunDirectory(config.run_directory)
+    run_directory.prepare()
+    run_directory.lock()
+    try:
+        run_directory.clean()
+        epoch = fresh_epoch()
+        guardian = Guardian(epoch)
+        guardian.start()
+        server = ModelServer(
+            ready.broker_settings(),
+            lambda slot, incarnation: ready.replica_spec(slot, incarnation, run_directory.model_endpoint),
+            SpawnLauncher(run_model_process, epoch),
+            guardian,
+            run_directory,
+            epoch=epoch,
+            grace_s=config.server.grace_s,
+        )
+        logs.log_event(logger, "info", "server_started", epoch=epoch, pid=os.getpid(), slots=len(ready.slots))
+        stopped = server.run()
+        level = "error" if stopped.exit_code else "info"
+        logs.log_event(logger, level, "server_stopped", exit_code=stopped.exit_code, reason=stopped.reason)
+        return stopped.exit_code
+    finally:
+        run_directory.release()
