@@ -1,0 +1,224 @@
+"""What the `model` key of the configuration points at, told without importing torch, transformers or the model.
+
+Owns the five spellings of a source and what can be found wrong with one before any process is started. Refuses the
+network: whether a hub id exists is found out by the model process that loads it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from model_worker import weights
+from model_worker.runtimes import tasks
+from model_worker.specs import RuntimeSpec
+from shared.errors import ConfigurationError
+
+_PACKAGE_PREFIX = "package:"
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_GGUF_MAGIC = b"GGUF"
+_WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model comes from."""
+
+    kind: Literal["directory", "gguf", "hub", "class"]
+    location: str
+    """A directory (of the file, for `gguf`), a hub id, or the module of a `class`, by kind."""
+    file: str | None = None
+    """The file's name inside `location`; for `gguf` only."""
+    attribute: str | None = None
+    """The name of the class inside its module; for `class` only."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether loading it may not touch the network."""
+        return self.kind in ("directory", "gguf")
+
+    @property
+    def path(self) -> Path:
+        """The directory, or the `.gguf` file itself."""
+        return Path(self.location, self.file) if self.file else Path(self.location)
+
+
+def resolve(source: str) -> Source:
+    """Reads a source as written in the configuration; local ones exist when this returns.
+
+    Raises:
+        ConfigurationError: one line with the missing path, package or the spelling that is none of the five.
+    """
+    if source.startswith(_PACKAGE_PREFIX):
+        return _resolve_path(_find_in_package(source), source)
+    module, colon, attribute = source.partition(":")
+    if colon:
+        if "/" in module or not all(part.isidentifier() for part in (*module.split("."), attribute)):
+            raise ConfigurationError(
+                f"model = {source!r} is neither a class (my_module:MyModel) nor files of a package (package:name/path)"
+            )
+        return Source("class", module, attribute=attribute)
+    path = Path(source).expanduser()
+    if path.exists():
+        return _resolve_path(path, source)
+    if _looks_like_a_path(source):
+        raise ConfigurationError(f"model = {source!r}: no such file or directory ({path.absolute()})")
+    if not _HUB_ID.fullmatch(source):
+        raise ConfigurationError(f"model = {source!r} is neither a path that exists nor a hub id such as 'org/name'")
+    return Source("hub", source)
+
+
+def check(spec: RuntimeSpec) -> int | None:
+    """Finds what can be known to be wrong before a process is started; returns the bytes of the weights.
+
+    None where they cannot be told: a hub id, a class of the user's own.
+
+    Raises:
+        ConfigurationError: one line: a missing path, an unreadable file, or weights that are made for another task.
+    """
+    source = resolve(spec.source)
+    if source.kind == "class":
+        _check_class(source, spec.python_path)
+        return None
+    tasks.check_known(spec.task)
+    if source.kind == "gguf":
+        _check_gguf(source, spec.task)
+    elif source.kind == "directory":
+        _check_directory(Path(source.location), spec.task)
+    else:
+        return None
+    return weights.weights_bytes(source.path, spec.dtype)
+
+
+def find_module_file(module: str, search_path: Sequence[str]) -> Path | None:
+    """The file of `module`, found along `search_path` without importing it or any package above it."""
+    entries: Sequence[str] | None = search_path
+    name, spec = "", None
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        # Editable installations hook into the import system; the path finder alone does not see them.
+        spec = importlib.machinery.PathFinder.find_spec(name, entries)
+        if spec is None and "." not in name:
+            spec = _find_hooked(name)
+        if spec is None:
+            return None
+        entries = spec.submodule_search_locations
+        if entries is None and name != module:
+            return None
+    return Path(spec.origin) if spec and spec.origin and spec.has_location else None
+
+
+def _find_hooked(top_level_name: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top_level_name)
+    except ValueError:  # a module in sys.modules that has no spec, such as __main__
+        return None
+
+
+def _looks_like_a_path(source: str) -> bool:
+    if source.startswith((".", "/", "~")) or source.endswith((".gguf", "/")) or source.count("/") > 1:
+        return True
+    return "/" in source and Path(source).parent.is_dir()
+
+
+def _resolve_path(path: Path, source: str) -> Source:
+    if path.is_dir():
+        return Source("directory", str(path.absolute()))
+    if path.suffix == ".gguf":
+        return Source("gguf", str(path.parent.absolute()), file=path.name)
+    raise ConfigurationError(
+        f"model = {source!r} is a file but not a .gguf file: name the directory that holds config.json"
+    )
+
+
+def _find_in_package(source: str) -> Path:
+    name, _, inside = source.removeprefix(_PACKAGE_PREFIX).partition("/")
+    if not name or not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigurationError(f"model = {source!r}: expected package:import_name/path/inside")
+    file = find_module_file(name, sys.path)
+    if file is None:
+        raise ConfigurationError(f"model = {source!r}: the package {name!r} is not installed for {sys.executable}")
+    path = file.parent / inside
+    if ".." in Path(inside).parts or not path.exists():
+        raise ConfigurationError(f"model = {source!r}: the package {name!r} has no {inside!r} (looked in {file.parent})")
+    return path
+
+
+def _check_class(source: Source, python_path: Sequence[str]) -> None:
+    file = find_module_file(source.location, [*sys.path, *python_path])
+    if file is None:
+        searched = ", ".join(python_path) or "the installed packages"
+        raise ConfigurationError(
+            f"no module {source.location!r} for the model class {source.attribute!r}: looked in {searched}; "
+            "python_path names the directories of your own classes"
+        )
+    if file.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except (SyntaxError, ValueError) as error:
+        raise ConfigurationError(f"{file}: not valid Python: {error}") from None
+    names = _names_bound_at_top_level(tree)
+    if names is not None and source.attribute not in names:
+        raise ConfigurationError(f"{file} defines no {source.attribute!r}: model = 'module:Class' names a class in it")
+
+
+def _names_bound_at_top_level(tree: ast.Module) -> set[str] | None:
+    """None if that cannot be told: a star import, or a module `__getattr__`."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return None if names & {"*", "__getattr__"} else names
+
+
+def _check_gguf(source: Source, task: str) -> None:
+    if task not in tasks.GGUF_TASKS:
+        fitting = ", ".join(sorted(tasks.GGUF_TASKS))
+        raise ConfigurationError(f"task = {task!r} does not fit {source.path}: a .gguf file serves {fitting}")
+    try:
+        with source.path.open("rb") as stream:
+            magic = stream.read(len(_GGUF_MAGIC))
+    except OSError as error:
+        raise ConfigurationError(f"{source.path}: cannot be read: {error.strerror}") from None
+    if magic != _GGUF_MAGIC:
+        raise ConfigurationError(f"{source.path}: not a GGUF file: it begins with {magic!r} (an incomplete download?)")
+
+
+def _check_directory(directory: Path, task: str) -> None:
+    # A sentence-transformers directory may keep its transformer in a folder of its own, named in modules.json.
+    modules = _read_json(directory / "modules.json") if (directory / "modules.json").is_file() else []
+    first = modules[0] if isinstance(modules, list) and modules and isinstance(modules[0], dict) else {}
+    directory = directory / str(first.get("path", ""))
+    if not (directory / "config.json").is_file():
+        raise ConfigurationError(f"{directory}: no config.json there: is it the directory of a model?")
+    config = _read_json(directory / "config.json")
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"{directory / 'config.json'}: not an object: is it the directory of a model?")
+    if not any(True for pattern in _WEIGHT_PATTERNS for _ in directory.glob(pattern)):
+        raise ConfigurationError(f"{directory}: no weights there (*.safetensors or *.bin)")
+    architectures = config.get("architectures")
+    if isinstance(architectures, list):
+        tasks.check_architectures(str(directory), task, [str(name) for name in architectures])
+
+
+def _read_json(file: Path) -> object:
+    try:
+        value: object = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{file}: not valid JSON: {error}") from None
+    return value

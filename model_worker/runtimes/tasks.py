@@ -1,0 +1,115 @@
+"""The tasks there are and the weights each one needs, as plain tables that a torch-free process can read.
+
+Refuses to import transformers; a test compares the names with those of the installed version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.errors import ConfigurationError
+
+EMBEDDING = "embedding"
+TEXT_GENERATION = "text-generation"
+
+# The names that transformers' own pipelines go by, without text generation, which has a runtime of its own.
+PIPELINE_TASKS: tuple[str, ...] = (
+    "any-to-any",
+    "audio-classification",
+    "automatic-speech-recognition",
+    "decision",
+    "depth-estimation",
+    "document-question-answering",
+    "feature-extraction",
+    "fill-mask",
+    "image-classification",
+    "image-feature-extraction",
+    "image-segmentation",
+    "image-text-to-text",
+    "keypoint-matching",
+    "mask-generation",
+    "object-detection",
+    "table-question-answering",
+    "text-classification",
+    "text-to-audio",
+    "token-classification",
+    "video-classification",
+    "zero-shot-audio-classification",
+    "zero-shot-classification",
+    "zero-shot-image-classification",
+    "zero-shot-object-detection",
+)
+
+ALIASES: dict[str, str] = {
+    "ner": "token-classification",
+    "sentence-similarity": EMBEDDING,
+    "sentiment-analysis": "text-classification",
+    "text-to-speech": "text-to-audio",
+}
+
+GGUF_TASKS = frozenset({TEXT_GENERATION})
+
+# The end of an architecture's name in config.json says which head the weights were trained with. Only tasks that
+# need one certain head are here; the others, and endings in none of these rows, are left to the load.
+_ARCHITECTURE_ENDINGS: dict[str, tuple[str, ...]] = {
+    "text-classification": ("ForSequenceClassification",),
+    "zero-shot-classification": ("ForSequenceClassification",),
+    "token-classification": ("ForTokenClassification",),
+    "fill-mask": ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel"),
+    TEXT_GENERATION: ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"),
+    "table-question-answering": ("ForQuestionAnswering", "ForConditionalGeneration"),
+    "document-question-answering": ("ForQuestionAnswering", "ForConditionalGeneration", "EncoderDecoderModel"),
+    "audio-classification": ("ForSequenceClassification", "ForAudioClassification"),
+    "automatic-speech-recognition": ("ForCTC", "ForTDT", "ForConditionalGeneration", "EncoderDecoderModel"),
+    "image-classification": ("ForImageClassification", "ForImageClassificationWithTeacher"),
+    "object-detection": ("ForObjectDetection",),
+    "image-segmentation": ("Segmentation",),
+    "depth-estimation": ("ForDepthEstimation",),
+    "video-classification": ("ForVideoClassification",),
+}
+_KNOWN_ENDINGS = frozenset(ending for endings in _ARCHITECTURE_ENDINGS.values() for ending in endings) | {
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+}
+# Tasks that use the body of a text model and ignore its head, whatever that is.
+_HEADLESS_TASKS = ("embedding", "feature-extraction")
+
+
+def known_tasks() -> tuple[str, ...]:
+    """Every value that `task` may have, aliases included, sorted."""
+    return tuple(sorted({EMBEDDING, TEXT_GENERATION, *PIPELINE_TASKS, *ALIASES}))
+
+
+def canonical(task: str) -> str:
+    """The name behind an alias."""
+    return ALIASES.get(task, task)
+
+
+def check_known(task: str) -> None:
+    """
+    Raises:
+        ConfigurationError: `task` is none of `known_tasks()`.
+    """
+    if task not in known_tasks():
+        raise ConfigurationError(f"task = {task!r} is not known; known tasks: {', '.join(known_tasks())}")
+
+
+def check_architectures(where: str, task: str, architectures: Sequence[str]) -> None:
+    """
+    Raises:
+        ConfigurationError: the weights at `where` were trained for another task; names the tasks that fit.
+    """
+    wanted = _ARCHITECTURE_ENDINGS.get(canonical(task), ())
+    if not wanted or not architectures or any(name.endswith(wanted) for name in architectures):
+        return
+    if not all(name.endswith(tuple(_KNOWN_ENDINGS)) for name in architectures):
+        return
+    fitting = [
+        name
+        for name, endings in _ARCHITECTURE_ENDINGS.items()
+        if any(architecture.endswith(endings) for architecture in architectures)
+    ]
+    raise ConfigurationError(
+        f"wrong task for the weights: {where} holds {', '.join(architectures)}, which task = {task!r} cannot use; "
+        f"tasks that fit: {', '.join([*fitting, *_HEADLESS_TASKS])}"
+    )
