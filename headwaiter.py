@@ -1,4 +1,4 @@
-"""The command `headwaiter` and the public face of the package: `from headwaiter import Model, ModelClient, InvalidInput`.
+"""The command `headwaiter` and the public face: `from headwaiter import Model, ModelClient, InvalidInput`.
 
 Owns the public names and the check that the packages found under our common names are ours. Refuses to import
 anything before it is asked for: `import headwaiter` costs nothing and never loads torch, zmq or a web framework.

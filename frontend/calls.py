@@ -58,7 +58,7 @@ class Call:
 
 
 class StreamCall:
-    """One streamed request under way. `async for value in call` gives its pieces; `aclose` ends it early."""
+    """One streamed request under way. `values()` iterates over its pieces."""
 
     __slots__ = ("_abandon", "_answer", "_arrived", "_error", "_loop", "_values", "id")
 
@@ -73,9 +73,9 @@ class StreamCall:
         self._error: RequestError | None = None
         self._arrived: asyncio.Future[None] | None = None
 
-    @property
-    def answer(self) -> Answer | None:
-        """The final answer; None until the stream has ended well."""
+    def final_answer(self) -> Answer:
+        """What came behind the pieces; there once the iteration over them has ended well."""
+        assert self._answer is not None
         return self._answer
 
     def abandon(self) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from typing_extensions import Buffer
+
 from shared.errors import Code, RequestError
 from shared.messages import RequestHeader, RequestId, Timings
-
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,34 @@ def preflight(
     Raises:
         ConfigurationError: one line with the offending value and the remedy.
     """
+    drafted = draft(config, inventory, environment)
+    check_fit(drafted)
+    return drafted
+
+
+def draft(
+    config: Config, inventory: Inventory | None = None, environment: Mapping[str, str] | None = None
+) -> Preflight:
+    """The plan without the sum of the memory, so that a plan that does not fit can still be shown.
+
+    Raises:
+        ConfigurationError: a model cannot be found, or a replica cannot be placed.
+    """
     if not config.models:
         raise ConfigurationError("no model is configured: add a [[models]] entry, or use --model and --task")
     inventory = inventory or take_inventory()
     weights_bytes = {model.name: sources.check(runtime_spec(config, model)) for model in config.models}
     slots = plan(config, inventory, os.environ if environment is None else environment)
-    check_memory(slots, weights_bytes, inventory, config.server.memory_fraction_max)
     return Preflight(config, inventory, slots, weights_bytes)
+
+
+def check_fit(drafted: Preflight) -> None:
+    """
+    Raises:
+        ConfigurationError: the weights planned on a device are larger than it allows.
+    """
+    fraction_max = drafted.config.server.memory_fraction_max
+    check_memory(drafted.slots, drafted.weights_bytes, drafted.inventory, fraction_max)
 
 
 def runtime_spec(config: Config, model: ModelConfig) -> RuntimeSpec:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.logs import Format, Level
 from shared.messages import SlotName
 
 
@@ -48,5 +49,5 @@ class ReplicaSpec:
     max_batch_size: int
     max_batch_cost: int
     """Padded units of one forward; 0: the runtime's own choice."""
-    log_level: str = "info"
-    log_format: str = "console"
+    log_level: Level = "info"
+    log_format: Format = "console"

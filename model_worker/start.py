@@ -53,7 +53,7 @@ def run_model_server(config_file: Path | None, *, exit_with_parent: bool = False
         server = ModelServer(
             ready.broker_settings(),
             lambda slot, incarnation: ready.replica_spec(slot, incarnation, run_directory.model_endpoint),
-            SpawnLauncher(run_model_process, epoch),
+            SpawnLauncher(run_model_process, epoch, guardian),
             guardian,
             run_directory,
             epoch=epoch,

@@ -19,9 +19,9 @@ from shared.errors import ConfigurationError
 ENV_PREFIX = "HEADWAITER_"
 CONFIG_FILE_VARIABLE = "HEADWAITER_CONFIG"
 DEFAULT_CONFIG_FILE = "headwaiter.toml"
-# Variables that are ours but not configuration keys: the file's own path, and the mark that every process started
-# for a replica carries (model_worker/launchers.py).
-OWN_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "HEADWAITER_REPLICA", "HEADWAITER_PYTHON"})
+# Variables that are ours but not configuration keys: the file's own path, the mark that every process started for a
+# replica carries (model_worker/launchers.py), and what supervisord.conf starts the programs with.
+OWN_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "HEADWAITER_REPLICA", "HEADWAITER_PYTHON", "HEADWAITER_DIRECTORY"})
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -47,7 +47,7 @@ class HttpConfig(_Section):
     """Deadline of a request that names none, in seconds."""
     request_timeout_max_s: float = Field(600.0, gt=0)
     """Longest deadline that a request may ask for, in seconds."""
-    grace_s: float = Field(30.0, ge=0)
+    grace_s: float = Field(30.0, ge=0, le=600)
     """How long a stopping front worker lets its open requests finish, in seconds."""
     reload: bool = False
     """Restart the front workers when the source of `frontend/` or `shared/` changes (development only). Models stay loaded."""
@@ -64,7 +64,7 @@ class ServerConfig(_Section):
     """Allow slots of different models on one accelerator. Replicas of one model may always share it."""
     memory_fraction_max: float = Field(0.95, gt=0, le=1)
     """Share of a device's memory that the weights planned on it may take; `plan` refuses more."""
-    grace_s: float = Field(30.0, ge=0)
+    grace_s: float = Field(30.0, ge=0, le=600)
     """How long admitted requests may still run after SIGTERM, in seconds."""
     stop_timeout_s: float = Field(5.0, gt=0)
     """How long a model process may take to exit when told to, before it is killed, in seconds."""

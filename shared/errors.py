@@ -47,6 +47,10 @@ class ConfigurationError(HeadwaiterError):
     """The configuration, or the machine it is used on, does not allow a start; the message names value and remedy."""
 
 
+class UsageError(HeadwaiterError):
+    """One of our objects is used in a way it does not allow; the message says which way it does."""
+
+
 class ProtocolError(HeadwaiterError):
     """A peer sent a message that the wire protocol does not allow; it is counted and dropped."""
 

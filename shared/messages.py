@@ -14,6 +14,10 @@ from shared.errors import Code
 
 WIRE_VERSION = 1
 
+FRAME_BYTES_MAX = 2**30
+"""Largest frame, and largest value in total. A peer that announces a larger frame is disconnected, so the limit has to
+lie above every configured body and result; it bounds what one message can make a process allocate."""
+
 RequestId = NewType("RequestId", bytes)
 """16 bytes, unique for ever: 8 random bytes of the front's connection, 8 bytes of counter."""
 SlotName = NewType("SlotName", str)

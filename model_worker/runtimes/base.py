@@ -26,6 +26,9 @@ class Model:
     mixes_parameters: ClassVar[bool] = False
     """Whether requests with different `parameters` may share a `forward`; if not, the broker keeps them apart."""
 
+    operations: ClassVar[tuple[str, ...]] = ()
+    """What requests may ask for besides `predict`; such a request goes to `prepare_operation`. Others are refused."""
+
     max_batch_cost: int = 0
     """Padded units one `forward` may take, `max(cost) * len(items)`; set in `load`. 0: no limit of the model's own."""
 
@@ -49,6 +52,10 @@ class Model:
         if parameters:
             raise InvalidInput(f"unknown parameter {next(iter(parameters))!r}: this model takes none")
         return inputs
+
+    def prepare_operation(self, operation: str, inputs: Any, parameters: dict[str, Any]) -> Any:
+        """Does what `prepare` does, for a request that asked for one of `operations`."""
+        raise NotImplementedError
 
     def cost(self, item: Any) -> int:
         """Padded units of one item, such as its number of tokens; a batch costs `max(cost) * len(items)`."""

@@ -42,7 +42,6 @@ PIPELINE_TASKS: tuple[str, ...] = (
 
 ALIASES: dict[str, str] = {
     "ner": "token-classification",
-    "sentence-similarity": EMBEDDING,
     "sentiment-analysis": "text-classification",
     "text-to-speech": "text-to-audio",
 }
@@ -57,8 +56,6 @@ _ARCHITECTURE_ENDINGS: dict[str, tuple[str, ...]] = {
     "token-classification": ("ForTokenClassification",),
     "fill-mask": ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel"),
     TEXT_GENERATION: ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"),
-    "table-question-answering": ("ForQuestionAnswering", "ForConditionalGeneration"),
-    "document-question-answering": ("ForQuestionAnswering", "ForConditionalGeneration", "EncoderDecoderModel"),
     "audio-classification": ("ForSequenceClassification", "ForAudioClassification"),
     "automatic-speech-recognition": ("ForCTC", "ForTDT", "ForConditionalGeneration", "EncoderDecoderModel"),
     "image-classification": ("ForImageClassification", "ForImageClassificationWithTeacher"),
@@ -70,9 +67,10 @@ _ARCHITECTURE_ENDINGS: dict[str, tuple[str, ...]] = {
 _KNOWN_ENDINGS = frozenset(ending for endings in _ARCHITECTURE_ENDINGS.values() for ending in endings) | {
     "ForMultipleChoice",
     "ForNextSentencePrediction",
+    "ForQuestionAnswering",
 }
 # Tasks that use the body of a text model and ignore its head, whatever that is.
-_HEADLESS_TASKS = ("embedding", "feature-extraction")
+_HEADLESS_TASKS = (EMBEDDING, "feature-extraction")
 
 
 def known_tasks() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +55,7 @@ def test_no_other_split_is_cheaper(costs: list[int], max_batch_cost: int, max_ba
     for cuts in range(len(costs)):
         for inner in combinations(range(1, len(costs)), cuts):
             edges = [0, *inner, len(costs)]
-            runs = [ordered[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+            runs = [ordered[start:end] for start, end in pairwise(edges)]
             if all(_allowed(run, max_batch_cost, max_batch_size) for run in runs):
                 totals.append(sum(run[-1] * len(run) + price for run in runs))
     assert sum(max(costs[at] for at in batch) * len(batch) + price for batch in batches) == min(totals)

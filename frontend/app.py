@@ -1,0 +1,142 @@
+"""The FastAPI application of a front worker: `create_app` makes one, `app` is one for `uvicorn frontend.app:app`.
+
+Owns how the parts are put together, and the worker's lifespan. Importing this module reads no configuration, opens
+nothing, and loads no model library, ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from frontend import openapi
+from frontend.client import PENDING_BYTES_MAX, ModelClient
+from frontend.guards import BodyReader, KeyRing
+from frontend.health import HealthRoutes
+from frontend.metrics import FrontMetrics
+from frontend.services import Services
+from frontend.surfaces.native import error_body
+from frontend.surfaces.registry import load_surfaces
+from shared.config import Config
+from shared.errors import ConfigurationError
+from shared.logs import log_event
+from shared.sockets import RunDirectory
+from shared.version import VERSION
+
+logger = logging.getLogger("frontend")
+
+# What uvicorn itself exits with when an application cannot start: its master then gives up instead of trying again.
+STARTUP_FAILURE = 3
+
+if TYPE_CHECKING:
+    app: FastAPI
+
+
+def create_app(config: Config | None = None) -> FastAPI:
+    """A front worker's application. Its model server need not run.
+
+    Raises:
+        ConfigurationError: the configuration, or the run directory, cannot be used.
+    """
+    config = config or Config.load()
+    run_directory = RunDirectory(config.run_directory)
+    run_directory.prepare()
+    services = Services(
+        config=config,
+        client=ModelClient(config),
+        metrics=FrontMetrics(run_directory.path),
+        keys=KeyRing(key.get_secret_value() for key in config.http.api_keys),
+        bodies=BodyReader(body_bytes_max=config.http.body_bytes_max, total_bytes_max=PENDING_BYTES_MAX),
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        _stop_with_master()
+        async with services.client:
+            log_event(logger, "info", "front_started", pid=os.getpid(), run_dir=str(run_directory.path))
+            yield
+        services.metrics.close()
+
+    application = FastAPI(
+        title="headwaiter",
+        version=VERSION,
+        description="Models of this service, and how they are.",
+        lifespan=lifespan,
+        # What fails is answered in the native dialect; a page with a traceback is for nobody.
+        exception_handlers={
+            HTTPException: _refused_by_framework,
+            RequestValidationError: _refused_by_validation,
+            Exception: _failed,
+        },
+    )
+    surfaces = load_surfaces(services)
+    # The first match wins, and every request walks the list: the hot routes come first.
+    application.router.routes[:0] = [route for surface in surfaces for route in surface.routes()]
+    application.include_router(HealthRoutes(services).router())
+    openapi.describe(application, surfaces)
+    return application
+
+
+def __getattr__(name: str) -> FastAPI:
+    """`app`, made when it is asked for, so that the module can be imported without a configuration."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        application = create_app()
+    except ConfigurationError as error:
+        log_event(logger, "error", "configuration_refused", reason=str(error))
+        sys.exit(STARTUP_FAILURE)
+    globals()["app"] = application
+    return application
+
+
+def _stop_with_master() -> None:
+    """A worker whose uvicorn master was killed would keep the port, and nobody would replace it."""
+    master = multiprocessing.parent_process()
+    if master is None:
+        return
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        loop.remove_reader(master.sentinel)
+        log_event(logger, "warning", "front_master_died", pid=os.getpid())
+        # uvicorn's own handler: open requests finish first.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(master.sentinel, stop)
+
+
+async def _refused_by_framework(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    types = {404: "not_found", 405: "method_not_allowed"}
+    error_type = types.get(error.status_code, "bad_request")
+    text = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    if error.status_code == 404:
+        text += "; /docs lists what there is"
+    return _native(error.status_code, text, error_type, error.headers)
+
+
+async def _refused_by_validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    parts = [f"{'.'.join(str(step) for step in problem['loc'])}: {problem['msg']}" for problem in error.errors()]
+    return _native(422, "; ".join(parts), "invalid_input")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _native(500, "headwaiter failed on this request; its log says why", "internal")
+
+
+def _native(status: int, text: str, error_type: str, headers: object = None) -> Response:
+    extra = dict(headers) if isinstance(headers, dict) else None
+    return Response(error_body(text, error_type), status, extra, media_type="application/json")

@@ -1,0 +1,439 @@
+"""`ModelClient`: asks models for answers, from any asyncio program on the host.
+
+Owns the requests that wait, their timers, and what becomes of them when the model server goes away and comes back.
+The front workers use it; so can any FastAPI application, in its lifespan, in place of a `pipeline(...)`. Refuses
+HTTP, and every thread but the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Self, TypedDict, Unpack
+
+from frontend.calls import Call, StreamCall
+from frontend.connection import Connection
+from frontend.link import Aftermath
+from frontend.pending import Answer, PendingRequest, PendingTable
+from shared.config import Config, HttpConfig
+from shared.errors import Code, ProtocolError, RequestError, UsageError
+from shared.messages import (
+    Cancel,
+    Chunk,
+    ChunkHeader,
+    Inspect,
+    Message,
+    ModelState,
+    Reply,
+    ReplyHeader,
+    RequestId,
+    Snapshot,
+    Submit,
+)
+from shared.sockets import Buffer, RunDirectory
+from shared.values import pack, unpack
+from shared.wire import split_frames
+
+# Memory safety of one front. The queues that users notice are the models' own, at the model server, which refuses
+# with a better reason long before these are reached; they only fill while there is no server to send to.
+PENDING_COUNT_MAX = 16_384
+PENDING_BYTES_MAX = 512 * 2**20
+# One message to the model server: small enough that its loop is not held up by one front.
+SUBMIT_COUNT_MAX = 256
+SUBMIT_BYTES_MAX = 8 * 2**20
+# The model server answers at the deadline. If that answer is lost, the wait ends this much later.
+DEADLINE_SLACK_S = 0.2
+INSPECT_TIMEOUT_S = 2.0
+OPERATION = "predict"
+
+
+class RequestOptions(TypedDict, total=False):
+    """What may be said about a request beside its inputs and parameters."""
+
+    timeout_s: float | None
+    """The whole time to wait, in seconds. Default: `request_timeout_s` of the configuration."""
+    priority: int
+    """A lower one is more urgent. Default 0."""
+    request_id: str
+    """Goes into the logs of every process that sees the request."""
+    traceparent: str
+    """W3C trace context, passed on."""
+
+
+class ModelClient:
+    """A connection to the model server of this host.
+
+        async with ModelClient() as client:
+            vector = await client.predict("minilm", "a sentence")
+
+    `source` is a `Config`, a run directory, or None for the configuration that `Config.load` finds. The server need
+    not run yet, and may be restarted: requests are held and sent again, as long as their deadlines allow. Belongs to
+    the event loop and the process that opened it; make one for each.
+
+    Every method but `open` and `close` raises `UsageError` when called from elsewhere.
+    """
+
+    def __init__(self, source: Config | str | os.PathLike[str] | None = None) -> None:
+        if source is None or isinstance(source, Config):
+            config = source or Config.load()
+            self._run_path = config.run_directory
+            self._timeout_s = config.http.request_timeout_s
+            self._configured = tuple(model.name for model in config.models)
+        else:
+            self._run_path = source
+            self._timeout_s = HttpConfig().request_timeout_s
+            self._configured = ()
+        self._pending = PendingTable(count_max=PENDING_COUNT_MAX, bytes_max=PENDING_BYTES_MAX)
+        self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
+        # The halves of a request id: one that no other connection has, and one that counts.
+        self._id_prefix = os.urandom(8)
+        self._counter = itertools.count()
+        self._cancels: list[RequestId] = []
+        self._flush_handle: asyncio.Handle | None = None
+        self._connection: Connection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self.open()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Connects, on the running event loop. Returns at once, whether a model server is there or not.
+
+        Raises:
+            UsageError: it is open already.
+            ConfigurationError: the run directory's path cannot hold sockets.
+        """
+        if self._connection is not None:
+            raise UsageError("this ModelClient is open already: make one for each event loop")
+        self._connection = Connection(
+            RunDirectory(self._run_path).front_endpoint,
+            deliver=self._deliver,
+            reopened=self._reopened,
+            pending_count=self._pending.__len__,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Ends every open request with `server_unavailable`, here and at the model server. May be called twice."""
+        connection = self._connection
+        if connection is None or self._pid != os.getpid():
+            return
+        self._connection = None
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+        for request in self._pending:
+            self._give_up(request, RequestError("this front stops", code=Code.SERVER_UNAVAILABLE, retry_after_s=1.0))
+        for inspection in self._inspections.values():
+            inspection.cancel()
+        self._send_cancels(connection)
+        connection.close()
+
+    def _opened(self) -> Connection:
+        if self._connection is None:
+            raise UsageError("this ModelClient is not open: use `async with ModelClient(...) as client:`")
+        if self._pid != os.getpid():
+            raise UsageError(f"this ModelClient belongs to process {self._pid}: make one in this process")
+        if self._loop is not asyncio.get_running_loop():
+            raise UsageError("this ModelClient belongs to another event loop: make one in this loop")
+        return self._connection
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    async def predict(
+        self,
+        model: str,
+        inputs: object,
+        parameters: Mapping[str, object] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> object:
+        """One answer of `model`. Cancelling the awaiting task gives the request up everywhere.
+
+        Raises:
+            RequestError: the request ended without an answer; its `code` says how.
+        """
+        call = self.submit(model, inputs, parameters, **options)
+        try:
+            return (await call).value
+        finally:
+            call.abandon()
+
+    async def stream(
+        self,
+        model: str,
+        inputs: object,
+        parameters: Mapping[str, object] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncGenerator[object, None]:
+        """The pieces of one answer, as they are made. Closing the iterator gives the request up everywhere.
+
+        Raises:
+            RequestError: the stream broke off, or never began; the pieces so far are not a whole answer.
+        """
+        async with aclosing(self.submit_stream(model, inputs, parameters, **options).values()) as values:
+            async for value in values:
+                yield value
+
+    def submit(
+        self,
+        model: str,
+        inputs: object,
+        parameters: Mapping[str, object] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Call:
+        """Puts a request on its way and returns at once; `await` the call, or `abandon` it.
+
+        Raises:
+            RequestError: `invalid_input` (the inputs cannot be sent), or `overloaded` (too much waits here already).
+        """
+        call = Call(self._next_id(), asyncio.get_running_loop(), self._abandon)
+        self._register(call, model, inputs, parameters, options)
+        return call
+
+    def submit_stream(
+        self,
+        model: str,
+        inputs: object,
+        parameters: Mapping[str, object] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> StreamCall:
+        """As `submit`, for an answer in pieces: iterate over the call's `values()`, or `abandon` it."""
+        call = StreamCall(self._next_id(), asyncio.get_running_loop(), self._abandon)
+        self._register(call, model, inputs, parameters, options)
+        return call
+
+    def _next_id(self) -> RequestId:
+        return RequestId(self._id_prefix + next(self._counter).to_bytes(8, "big"))
+
+    def _register(
+        self,
+        call: Call | StreamCall,
+        model: str,
+        inputs: object,
+        parameters: Mapping[str, object] | None,
+        options: RequestOptions,
+    ) -> None:
+        self._opened()
+        loop = asyncio.get_running_loop()
+        # In one order, so that equal parameters make equal batch keys.
+        sorted_parameters = dict(sorted(parameters.items())) if parameters else {}
+        payload = pack([inputs, sorted_parameters], where="the request")
+        timeout_s = options.get("timeout_s")
+        deadline_s = loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
+        request = PendingRequest(
+            id=call.id,
+            model=model,
+            operation=OPERATION,
+            batch_key=_batch_key(sorted_parameters),
+            priority=options.get("priority", 0),
+            stream=isinstance(call, StreamCall),
+            retryable=True,
+            request_id=options.get("request_id", ""),
+            traceparent=options.get("traceparent", ""),
+            payload=tuple(payload),
+            body_bytes=sum(memoryview(frame).nbytes for frame in payload),
+            deadline_s=deadline_s,
+            waiter=call,
+        )
+        self._pending.admit(request)
+        request.timer = loop.call_at(deadline_s, self._deadline_passed, request)
+        self._flush_soon()
+
+    # --- what the model server is like ---------------------------------------------------------------------------
+
+    def models(self) -> tuple[ModelState, ...]:
+        """Every model as the model server last described it; empty until one was heard."""
+        return self._opened().link.models
+
+    def model_names(self) -> tuple[str, ...]:
+        """The names that the model server serves; those of the configuration until one was heard."""
+        link = self._opened().link
+        return tuple(model.name for model in link.models) if link.was_ever_up else self._configured
+
+    def ready(self, model: str) -> bool:
+        """Whether `model` has a replica that takes work, by news no older than 3 s."""
+        if not self.server_heard() or self.server_draining():
+            return False
+        return any(state.name == model and state.replicas_ready > 0 for state in self.models())
+
+    def server_heard(self) -> bool:
+        """Whether the model server was heard within the last 3 s."""
+        return self._opened().link.is_fresh(asyncio.get_running_loop().time())
+
+    def server_draining(self) -> bool:
+        """Whether the model server said that it is about to stop."""
+        return self._opened().link.draining
+
+    def pending_count(self) -> int:
+        """Requests of this client that wait for an answer."""
+        return len(self._pending)
+
+    def malformed_count(self) -> int:
+        """Messages from the model server that could not be read, since this client was opened."""
+        return self._opened().malformed_count
+
+    async def inspect(self, timeout_s: float = INSPECT_TIMEOUT_S) -> Snapshot:
+        """Everything the model server has to tell an operator.
+
+        Raises:
+            RequestError: `server_unavailable`, if there is no answer in `timeout_s` seconds.
+        """
+        connection = self._opened()
+        token = next(self._counter)
+        answered: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
+        self._inspections[token] = answered
+        try:
+            if not connection.send(Inspect(token)):
+                raise _unavailable()
+            async with asyncio.timeout(timeout_s):
+                return await answered
+        except TimeoutError:
+            raise RequestError(
+                f"the model server did not answer within {timeout_s:g} s", code=Code.SERVER_UNAVAILABLE, retry_after_s=1.0
+            ) from None
+        finally:
+            del self._inspections[token]
+
+    # --- sending -------------------------------------------------------------------------------------------------
+
+    def _flush_soon(self) -> None:
+        # Everything that is submitted in one turn of the event loop goes out in one message.
+        if self._flush_handle is None and self._loop is not None:
+            self._flush_handle = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_handle = None
+        connection = self._connection
+        assert connection is not None
+        while connection.link.is_up and self._pending.unsent_count:
+            self._send_requests(connection)
+        if self._cancels:
+            self._send_cancels(connection)
+
+    def _send_requests(self, connection: Connection) -> None:
+        now_s = asyncio.get_running_loop().time()
+        requests = self._pending.take_unsent(count_max=SUBMIT_COUNT_MAX, bytes_max=SUBMIT_BYTES_MAX)
+        message = Submit(tuple(request.header(now_s) for request in requests))
+        if not connection.send(message, [frame for request in requests for frame in request.payload]):
+            self._pending.put_back(requests)
+
+    def _send_cancels(self, connection: Connection) -> None:
+        # If there is no connection, the server that had the requests is gone, or cancels them for our silence.
+        ids, self._cancels = tuple(self._cancels), []
+        if ids:
+            connection.send(Cancel(ids))
+
+    # --- ending requests -----------------------------------------------------------------------------------------
+
+    def _abandon(self, request_id: RequestId) -> None:
+        request = self._pending.get(request_id)
+        if request is not None:
+            self._give_up(request, RequestError("nobody waits for the answer any more", code=Code.CANCELLED))
+
+    def _give_up(self, request: PendingRequest, error: RequestError) -> None:
+        """Ends a request on this side before the model server has answered it."""
+        if not self._pending.is_unsent(request.id):
+            self._cancels.append(request.id)
+            if self._connection is not None:
+                self._flush_soon()
+        self._pending.remove(request.id)
+        request.waiter.fail(error)
+
+    def _deadline_passed(self, request: PendingRequest) -> None:
+        connection = self._connection
+        assert connection is not None
+        loop = asyncio.get_running_loop()
+        if not connection.link.is_up:
+            self._give_up(request, _unavailable())
+        elif loop.time() < request.deadline_s + DEADLINE_SLACK_S:
+            request.timer = loop.call_at(request.deadline_s + DEADLINE_SLACK_S, self._deadline_passed, request)
+        else:
+            text = f"model {request.model!r} gave no answer before the deadline"
+            self._give_up(request, RequestError(text, code=Code.DEADLINE_EXCEEDED))
+
+    # --- receiving -----------------------------------------------------------------------------------------------
+
+    def _reopened(self, aftermath: Aftermath) -> None:
+        if aftermath is not Aftermath.KEPT:
+            for request in self._pending.unsend(started_too=aftermath is Aftermath.LOST):
+                request.waiter.fail(
+                    RequestError("the model server was restarted in the middle of this answer", code=Code.SERVER_UNAVAILABLE)
+                )
+        self._flush_soon()
+
+    def _deliver(self, message: Message, frames: list[Buffer]) -> None:
+        match message:
+            case Reply():
+                for header, value in split_frames(message.replies, frames):
+                    self._on_reply(header, value)
+            case Chunk():
+                for chunk, value in split_frames(message.chunks, frames):
+                    self._on_chunk(chunk, value)
+            case Snapshot():
+                inspection = self._inspections.get(message.token)
+                if inspection is not None and not inspection.done():
+                    inspection.set_result(message)
+            case _:
+                raise ProtocolError(f"the model server sent {type(message).__name__}, which is not for fronts")
+
+    def _on_reply(self, header: ReplyHeader, frames: list[Buffer]) -> None:
+        request = self._pending.remove(header.id)
+        if request is None:
+            # Its caller has left, or this is the second answer to a request that was sent twice.
+            return
+        if header.code is not Code.OK:
+            retry_after_s = header.retry_after_ms / 1000 or None
+            request.waiter.fail(
+                RequestError(header.message, code=header.code, detail=header.detail, retry_after_s=retry_after_s)
+            )
+            return
+        try:
+            value = unpack(frames) if frames else None
+        except ProtocolError as error:
+            request.waiter.fail(RequestError(f"the answer cannot be read: {error}", code=Code.INTERNAL))
+            raise
+        request.waiter.resolve(Answer(value, header.timings, header.slot, header.attempt))
+
+    def _on_chunk(self, header: ChunkHeader, frames: list[Buffer]) -> None:
+        request = self._pending.get(header.id)
+        if request is None:
+            return
+        if header.index != request.next_chunk:
+            text = f"piece {request.next_chunk} of the answer was lost: piece {header.index} came instead"
+            self._give_up(request, RequestError(text, code=Code.INTERNAL))
+            return
+        request.next_chunk += 1
+        try:
+            taken = request.waiter.push(unpack(frames))
+        except ProtocolError as error:
+            self._give_up(request, RequestError(f"a piece of the answer cannot be read: {error}", code=Code.INTERNAL))
+            raise
+        if not taken:
+            text = "the answer is read more slowly than it is made: too many pieces wait"
+            self._give_up(request, RequestError(text, code=Code.CANCELLED))
+
+
+def _batch_key(parameters: dict[str, object]) -> bytes:
+    """Requests may share a batch if these 8 bytes are equal; empty without parameters."""
+    if not parameters:
+        return b""
+    digest = hashlib.blake2b(digest_size=8)
+    for frame in pack(parameters, where="the parameters"):
+        digest.update(frame)
+    return digest.digest()
+
+
+def _unavailable() -> RequestError:
+    return RequestError("the model server is not there", code=Code.SERVER_UNAVAILABLE, retry_after_s=1.0)

@@ -1,0 +1,199 @@
+"""What has to be in order before a request may go to a model: its key, its size, its deadline, its ids.
+
+Owns the reading of headers and bodies. Refuses everything about a dialect: bodies come out as bytes, and what is wrong
+comes out as a `RequestError` for the surface to render.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import math
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from shared.errors import Code, RequestError
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Headers = dict[bytes, bytes]
+"""Lower-case names to raw values, as ASGI servers give them; of a repeated header, the last."""
+
+REQUEST_ID_LENGTH_MAX = 128
+_NOT_PRINTABLE = re.compile(r"[^\x20-\x7e]")
+# https://www.w3.org/TR/trace-context/#traceparent-header
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+# Wide enough for any ranking, narrow enough that ageing (seconds for each step) still lets everything through.
+PRIORITY_MAX = 100
+
+
+class ClientGone(Exception):
+    """The client closed its connection before it had sent the whole request."""
+
+
+class KeyRing:
+    """The API keys that open the service. Keeps digests only, so that no dump or trace of it shows a key."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+
+    def check(self, headers: Headers) -> None:
+        """Lets a request pass whose `Authorization: Bearer` key is known; any request, where there are no keys.
+
+        Raises:
+            RequestError: `unauthorized`.
+        """
+        if not self._digests:
+            return
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        # All are compared, each in constant time: neither the place nor the likeness of a key shows in the time taken.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if scheme.lower() != b"bearer" or not any(matches):
+            raise RequestError(
+                "this service needs an API key: send it as `Authorization: Bearer KEY`", code=Code.UNAUTHORIZED
+            )
+
+
+class BodyReader:
+    """Reads request bodies, each within a limit, and all that are being read within another.
+
+    What is being read belongs to no model's queue yet, so many slow uploads need a bound of their own.
+    """
+
+    def __init__(self, *, body_bytes_max: int, total_bytes_max: int) -> None:
+        self._body_bytes_max = body_bytes_max
+        self._total_bytes_max = total_bytes_max
+        self._total_bytes = 0
+
+    async def read(self, headers: Headers, receive: Receive, deadline_s: float) -> bytes:
+        """The whole body. `deadline_s` is on the event loop's clock.
+
+        Raises:
+            ClientGone: it will never be whole.
+            RequestError: `too_large`, `bad_request` (no length), `overloaded`, or `deadline_exceeded`.
+        """
+        self._check_length(headers)
+        message = await _receive_until(receive, deadline_s)
+        body: bytes = message.get("body", b"")
+        if len(body) > self._body_bytes_max:
+            raise self._too_large()
+        if not message.get("more_body", False):
+            return body
+        return await self._read_on(body, receive, deadline_s)
+
+    def _check_length(self, headers: Headers) -> None:
+        length = headers.get(b"content-length")
+        if length is None:
+            return
+        if not length.isdigit():
+            raise RequestError(f"Content-Length {_shown(length)} is not a number of bytes", code=Code.BAD_REQUEST)
+        if int(length) > self._body_bytes_max:
+            raise self._too_large(int(length))
+
+    async def _read_on(self, first: bytes, receive: Receive, deadline_s: float) -> bytes:
+        parts = [first]
+        size_bytes = len(first)
+        self._total_bytes += size_bytes
+        try:
+            more = True
+            while more:
+                if self._total_bytes > self._total_bytes_max:
+                    text = f"request bodies of {self._total_bytes_max} bytes in all are being read already"
+                    raise RequestError(text, code=Code.OVERLOADED, retry_after_s=1.0)
+                message = await _receive_until(receive, deadline_s)
+                part = message.get("body", b"")
+                size_bytes += len(part)
+                self._total_bytes += len(part)
+                if size_bytes > self._body_bytes_max:
+                    # The length was missing, or a lie.
+                    raise self._too_large()
+                parts.append(part)
+                more = message.get("more_body", False)
+            return b"".join(parts)
+        finally:
+            self._total_bytes -= size_bytes
+
+    def _too_large(self, size_bytes: int | None = None) -> RequestError:
+        size = "the request body" if size_bytes is None else f"a request body of {size_bytes} bytes"
+        text = f"{size} is larger than the {self._body_bytes_max} bytes that this service takes (http.body_bytes_max)"
+        return RequestError(text, code=Code.TOO_LARGE, detail={"body_bytes_max": self._body_bytes_max})
+
+
+async def _receive_until(receive: Receive, deadline_s: float) -> MutableMapping[str, Any]:
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            message = await receive()
+    except TimeoutError:
+        raise RequestError("the request body did not arrive before the deadline", code=Code.DEADLINE_EXCEEDED) from None
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message
+
+
+def request_timeout_s(headers: Headers, default_s: float, max_s: float) -> float:
+    """How long the client wants to wait: `X-Request-Timeout` in seconds, at most `max_s`; `default_s` without one.
+
+    Raises:
+        RequestError: `bad_request`, if the header is not a positive number.
+    """
+    text = headers.get(b"x-request-timeout")
+    if text is None:
+        return min(default_s, max_s)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise RequestError(
+            f"X-Request-Timeout {_shown(text)} is not a positive number of seconds, such as 2.5", code=Code.BAD_REQUEST
+        )
+    return min(seconds, max_s)
+
+
+def request_priority(headers: Headers) -> int:
+    """`X-Request-Priority`, 0 without one; a lower number is more urgent.
+
+    Raises:
+        RequestError: `bad_request`, if the header is not a whole number within bounds.
+    """
+    text = headers.get(b"x-request-priority")
+    if text is None:
+        return 0
+    try:
+        priority = int(text)
+    except ValueError:
+        priority = PRIORITY_MAX + 1
+    if not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
+        raise RequestError(
+            f"X-Request-Priority {_shown(text)} is not a whole number from -{PRIORITY_MAX} to {PRIORITY_MAX}",
+            code=Code.BAD_REQUEST,
+        )
+    return priority
+
+
+def request_id(headers: Headers) -> str:
+    """The client's own id for the request, made safe for logs and headers; a new one if it has none."""
+    for name in (b"x-request-id", b"x-amzn-trace-id"):
+        text = headers.get(name)
+        if text is not None:
+            cleaned = _NOT_PRINTABLE.sub("", text.decode("latin-1")).strip()[:REQUEST_ID_LENGTH_MAX]
+            if cleaned:
+                return cleaned
+    return os.urandom(12).hex()
+
+
+def traceparent(headers: Headers) -> str:
+    """The W3C trace context to pass on; empty if there is none, or none that the standard allows."""
+    text = headers.get(b"traceparent", b"").decode("latin-1")
+    match = _TRACEPARENT.fullmatch(text)
+    if match is None or text.startswith("ff") or not match[1].strip("0") or not match[2].strip("0"):
+        return ""
+    return text
+
+
+def _shown(text: bytes) -> str:
+    """A header's value, for a message: bounded, and nothing that a terminal obeys."""
+    return repr(text[:40].decode("latin-1"))

@@ -1,0 +1,147 @@
+"""The routes for operators and their machines: probes, status, metrics.
+
+Owns what alive, started and ready mean. None of these routes waits for a model: probes answer from what the model
+server said last, and the other two give it a moment and then do without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from frontend.responses import error_headers, status_of
+from frontend.server_metrics import ServerCollector
+from frontend.services import Services
+from frontend.surfaces.native import error_body
+from shared.errors import RequestError
+from shared.json_text import dump_json
+from shared.messages import ModelState, Snapshot
+
+if TYPE_CHECKING:
+    from frontend.client import ModelClient
+
+# Prometheus waits 10 s for a scrape; half of our numbers are better than none.
+SCRAPE_TIMEOUT_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether this service can answer, model by model."""
+
+    ready: bool
+    reason: str
+    models: dict[str, dict[str, object]]
+
+    def response(self) -> Response:
+        headers = {} if self.ready else {"retry-after": "1"}
+        return _json(dataclasses.asdict(self), 200 if self.ready else 503, headers)
+
+
+def readiness(client: ModelClient, required_names: frozenset[str]) -> Readiness:
+    """Ready is: every required model has a replica that takes work, by news no older than 3 s.
+
+    Required is what the model server calls so, and what this front's own configuration does.
+    """
+    states = client.models()
+    by_name = {state.name: state for state in states}
+    missing = sorted(required_names - by_name.keys())
+    models = {name: _model(state) for name, state in by_name.items()}
+    models |= {name: {"state": "unknown", "reason": "the model server does not serve it"} for name in missing}
+    unready = [state.name for state in states if state.required and state.replicas_ready == 0]
+    if not client.server_heard():
+        reason = "the model server was not heard within 3 s"
+    elif client.server_draining():
+        reason = "the model server is about to stop"
+    elif not states:
+        reason = "no model is configured"
+    elif missing or unready:
+        reason = f"not ready: {', '.join([*unready, *missing])}"
+    else:
+        return Readiness(True, "", models)
+    return Readiness(False, reason, models)
+
+
+def _model(state: ModelState) -> dict[str, object]:
+    return {
+        "state": state.state,
+        "reason": state.reason,
+        "required": state.required,
+        "replicas_ready": state.replicas_ready,
+        "replicas_total": state.replicas_total,
+    }
+
+
+class HealthRoutes:
+    """The handlers, with what they remember between calls."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._required = frozenset(model.name for model in services.config.models if model.required)
+        # A service has started once it was ready once; what happens later is for `/readyz` to say.
+        self._started = False
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["operations"], default_response_class=Response)
+        for path, handler in (
+            ("/livez", self.livez),
+            ("/readyz", self.readyz),
+            ("/startupz", self.startupz),
+            ("/status", self.status),
+            ("/metrics", self.metrics),
+        ):
+            router.add_api_route(path, handler, methods=["GET"], response_model=None)
+        return router
+
+    async def livez(self) -> Response:
+        """This front worker's event loop runs. Says nothing about models."""
+        return _json({"live": True})
+
+    async def readyz(self) -> Response:
+        """Every required model takes requests; 503 if not, and while the model server drains."""
+        return self._readiness().response()
+
+    async def startupz(self) -> Response:
+        """Every required model has been ready once; 503 until then."""
+        if self._started:
+            return _json({"started": True})
+        return self._readiness().response()
+
+    async def status(self, request: Request) -> Response:
+        """Everything the model server knows: slots, processes, queues, totals. Needs a key where models do."""
+        try:
+            self._services.keys.check(dict(request.scope["headers"]))
+            snapshot = await self._services.client.inspect()
+        except RequestError as error:
+            headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+            return _json_text(error_body(error.message, error.code), status_of(error), headers)
+        return _json(dataclasses.asdict(snapshot))
+
+    async def metrics(self) -> Response:
+        """Prometheus: the totals of all front workers, and the model server's numbers."""
+        registry = await asyncio.to_thread(self._services.metrics.registry)
+        registry.register(ServerCollector(await self._snapshot()))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def _snapshot(self) -> Snapshot | None:
+        try:
+            return await self._services.client.inspect(SCRAPE_TIMEOUT_S)
+        except RequestError:
+            # The family `headwaiter_model_server_up` says so.
+            return None
+
+    def _readiness(self) -> Readiness:
+        found = readiness(self._services.client, self._required)
+        self._started = self._started or found.ready
+        return found
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return _json_text(dump_json(value), status, headers)
+
+
+def _json_text(body: bytes, status: int, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, status, headers, media_type="application/json")

@@ -1,0 +1,328 @@
+"""What every HTTP dialect has in common: one request, from its first header to its last byte.
+
+Owns the order of the guards, the watch for clients that leave, metrics, and the promise that every request ends in
+one response. Refuses body shapes: a `Surface` brings those.
+
+The hot routes are plain ASGI applications inside the FastAPI application: parsing and validating by pydantic, and
+the machinery of a FastAPI route, would cost several times what the rest of a request does here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from frontend import guards
+from frontend.guards import ClientGone, Headers
+from frontend.pending import Answer
+from frontend.responses import (
+    CLIENT_CLOSED_REQUEST,
+    EVENT_STREAM_HEADERS,
+    HeaderList,
+    error_headers,
+    send_response,
+    server_timing,
+    status_of,
+)
+from frontend.services import Services
+from shared.errors import Code, RequestError
+from shared.logs import log_event
+
+if TYPE_CHECKING:
+    from frontend.client import RequestOptions
+
+logger = logging.getLogger("frontend")
+
+# Most answers come sooner than this, and need no task that listens for a disconnect. With it, a client that leaves is
+# noticed after this long at the latest.
+WATCH_AFTER_S = 0.05
+# A client that is still sending a body that was refused reads the response only afterwards. So the rest is read and
+# thrown away, up to these bounds; beyond, the connection is simply closed.
+LINGER_S = 5.0
+LINGER_BYTES_MAX = 256 * 2**20
+
+
+class Abandonable(Protocol):
+    def abandon(self) -> None: ...
+
+
+class EventFormat(Protocol):
+    """How a dialect writes a streamed answer; made anew for each one. Each method returns whole events."""
+
+    def piece(self, value: object) -> bytes: ...
+
+    def end(self, answer: Answer) -> bytes: ...
+
+    def error(self, error: RequestError) -> bytes: ...
+
+
+class Exchange:
+    """One HTTP request on a hot route, and the means to answer it."""
+
+    def __init__(self, services: Services, scope: Scope, receive: Receive, send: Send, started_s: float) -> None:
+        self.services = services
+        self.scope = scope
+        self.headers: Headers = dict(scope["headers"])
+        self.request_id = guards.request_id(self.headers)
+        self.started_s = started_s
+        self.deadline_s = started_s
+        self.priority = 0
+        # For metrics and logs; set once it is known to name a model, so that labels stay bounded.
+        self.model = ""
+        self.body_bytes = 0
+        self.body_complete = False
+        self.response_started = False
+        self._receive = receive
+        self._send = send
+
+    async def read(self) -> bytes:
+        """Passes the guards, fills in `deadline_s` and `priority`, and returns the body.
+
+        Raises:
+            RequestError: what is wrong with the request.
+            ClientGone: it never became whole.
+        """
+        services, http = self.services, self.services.config.http
+        services.keys.check(self.headers)
+        timeout_s = guards.request_timeout_s(self.headers, http.request_timeout_s, http.request_timeout_max_s)
+        self.deadline_s = self.started_s + timeout_s
+        self.priority = guards.request_priority(self.headers)
+        body = await services.bodies.read(self.headers, self._receive, self.deadline_s)
+        self.body_bytes = len(body)
+        self.body_complete = True
+        return body
+
+    def choose_model(self, name: str) -> None:
+        """Raises:
+        RequestError: `unknown_model`, naming those there are.
+        """
+        known = self.services.client.model_names()
+        if name not in known:
+            names = ", ".join(known) if known else "none: the configuration names no model"
+            raise RequestError(f"no model is called {name!r}; known: {names}", code=Code.UNKNOWN_MODEL)
+        self.model = name
+
+    async def predict(self, inputs: object, parameters: Mapping[str, object] | None) -> Answer:
+        """Asks the chosen model.
+
+        Raises:
+            RequestError: as `ModelClient.predict`.
+            ClientGone: nobody waits for the answer; the model server knows.
+        """
+        call = self.services.client.submit(self.model, inputs, parameters, **self._options())
+        with DisconnectWatch(self._receive, call) as watch:
+            try:
+                return await call
+            except RequestError:
+                watch.raise_if_gone()
+                raise
+            finally:
+                call.abandon()
+
+    async def stream(self, inputs: object, parameters: Mapping[str, object] | None, events: EventFormat) -> int:
+        """Asks the chosen model for a streamed answer and sends it as events; the last one says how it ended.
+
+        Raises:
+            RequestError: the answer ended before its first piece, so it can still be refused with a status.
+            ClientGone: nobody reads it any more; the model server knows.
+        """
+        call = self.services.client.submit_stream(self.model, inputs, parameters, **self._options())
+        status = 200
+        with DisconnectWatch(self._receive, call) as watch:
+            try:
+                await call.started()
+                await self._start_events()
+                async with aclosing(call.values()) as values:
+                    async for value in values:
+                        await self._send_part(events.piece(value))
+                await self._send_part(events.end(call.final_answer()))
+            except RequestError as error:
+                watch.raise_if_gone()
+                if not self.response_started:
+                    raise
+                status = status_of(error)
+                await self._send_part(events.error(error))
+            except asyncio.CancelledError:
+                if not self.response_started:
+                    raise
+                status = 503
+                await self._send_part(events.error(_stopping()))
+            finally:
+                call.abandon()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        return status
+
+    async def respond(self, status: int, headers: HeaderList, body: bytes) -> int:
+        """Sends the whole response; returns its status."""
+        self.response_started = True
+        headers.append((b"x-request-id", self.request_id.encode()))
+        if self.body_complete or status == CLIENT_CLOSED_REQUEST:
+            await send_response(self._send, status, headers, body)
+        else:
+            await self._respond_and_linger(status, headers, body)
+        return status
+
+    async def _respond_and_linger(self, status: int, headers: HeaderList, body: bytes) -> None:
+        await send_response(self._send, status, headers, body, more_body=True)
+        if b"expect" not in self.headers:
+            # (A client that asked first, by `Expect: 100-continue`, has not begun to send.)
+            await self._discard_body()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _discard_body(self) -> None:
+        left_bytes = LINGER_BYTES_MAX
+        try:
+            async with asyncio.timeout(LINGER_S):
+                more = True
+                while more and left_bytes > 0:
+                    message = await self._receive()
+                    left_bytes -= len(message.get("body", b""))
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            log_event(logger, "debug", "refused_body_cut_off", request_id=self.request_id)
+
+    async def _send_part(self, part: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _start_events(self) -> None:
+        self.response_started = True
+        headers = [*EVENT_STREAM_HEADERS, (b"x-request-id", self.request_id.encode())]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def _options(self) -> RequestOptions:
+        return {
+            "timeout_s": max(0.0, self.deadline_s - asyncio.get_running_loop().time()),
+            "priority": self.priority,
+            "request_id": self.request_id,
+            "traceparent": guards.traceparent(self.headers),
+        }
+
+
+Handler = Callable[[Exchange, bytes], Awaitable[int]]
+"""Gets a request that has passed the guards, and its body; sends the response, and returns its status."""
+
+
+class DisconnectWatch:
+    """While entered: abandons the call as soon as the client closes its connection."""
+
+    def __init__(self, receive: Receive, call: Abandonable) -> None:
+        self._receive = receive
+        self._call = call
+        self._task: asyncio.Task[None] | None = None
+        self.gone = False
+
+    def __enter__(self) -> Self:
+        self._start_handle = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._start_handle.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def raise_if_gone(self) -> None:
+        if self.gone:
+            raise ClientGone
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._listen())
+
+    async def _listen(self) -> None:
+        # The whole body was read, so the next thing a server has to say is that the client is gone.
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self._call.abandon()
+
+
+class Surface(ABC):
+    """One HTTP dialect. A new one is a subclass in a file of its own, and a line in `registry.py`."""
+
+    name: ClassVar[str]
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+
+    @abstractmethod
+    def routes(self) -> Iterable[Route]:
+        """The hot routes, most specific first."""
+
+    @abstractmethod
+    def openapi_paths(self) -> dict[str, Any]:
+        """The same for `/openapi.json`: OpenAPI 3.1 path items by path."""
+
+    @abstractmethod
+    def error_body(self, error: RequestError) -> bytes:
+        """The body of a response, in this dialect, that says what went wrong."""
+
+    def hot_route(self, path: str, handle: Handler) -> Route:
+        """One POST route."""
+        return Route(path, HotRoute(self, path, handle), methods=["POST"], name=f"{self.name} {path}")
+
+
+class HotRoute:
+    """The ASGI application of one POST route."""
+
+    def __init__(self, surface: Surface, path: str, handle: Handler) -> None:
+        self._surface = surface
+        self._services = surface.services
+        self._path = path
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        exchange = Exchange(self._services, scope, receive, send, loop.time())
+        metrics = self._services.metrics
+        metrics.request_began()
+        status = CLIENT_CLOSED_REQUEST
+        try:
+            status = await self._answer(exchange)
+        finally:
+            metrics.request_ended(
+                exchange.model, self._path, status, loop.time() - exchange.started_s, exchange.body_bytes
+            )
+
+    async def _answer(self, exchange: Exchange) -> int:
+        try:
+            return await self._handle(exchange, await exchange.read())
+        except ClientGone:
+            log_event(logger, "info", "client_gone", request_id=exchange.request_id, model=exchange.model, status=499)
+            return CLIENT_CLOSED_REQUEST
+        except RequestError as error:
+            return await self._refuse(exchange, error)
+        except asyncio.CancelledError:
+            # This process stops, and its time for open requests is over. The task ends here either way; raising
+            # again would only make the server log a fault.
+            return await self._refuse(exchange, _stopping())
+        except Exception as fault:
+            # The boundary of one request: whatever went wrong, its client gets an answer, and the others theirs.
+            log_event(logger, "error", "request_failed", request_id=exchange.request_id, exception=fault)
+            text = f"headwaiter failed on this request; its log says why, under request_id {exchange.request_id}"
+            return await self._refuse(exchange, RequestError(text, code=Code.INTERNAL))
+
+    async def _refuse(self, exchange: Exchange, error: RequestError) -> int:
+        status = status_of(error)
+        if exchange.response_started:
+            # Too late for another status; the server closes the connection on a response without an end.
+            return status
+        headers = [(b"content-type", b"application/json"), *error_headers(error)]
+        return await exchange.respond(status, headers, self._surface.error_body(error))
+
+
+def _stopping() -> RequestError:
+    return RequestError("this front worker stops; send the request again", code=Code.DRAINING)
+
+
+def timing_headers(answer: Answer) -> HeaderList:
+    """For a successful response."""
+    return [(b"content-type", b"application/json"), (b"server-timing", server_timing(answer.timings))]

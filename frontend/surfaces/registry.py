@@ -1,0 +1,26 @@
+"""Which HTTP dialects there are: `name: "module:class"`. Imported by name, so that a dialect can be left out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from frontend.services import Services
+from frontend.surfaces.base import Surface
+
+SURFACES: Mapping[str, str] = MappingProxyType(
+    {
+        "native": "frontend.surfaces.native:NativeSurface",
+    }
+)
+
+
+def load_surfaces(services: Services) -> list[Surface]:
+    """One of each, in the order of the registry."""
+    surfaces: list[Surface] = []
+    for target in SURFACES.values():
+        module, _, attribute = target.partition(":")
+        surface_class: type[Surface] = getattr(importlib.import_module(module), attribute)
+        surfaces.append(surface_class(services))
+    return surfaces

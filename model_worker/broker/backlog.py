@@ -1,0 +1,154 @@
+"""The queue of one model: who is next, and who goes with it.
+
+Owns the order of queued requests and the choice of a batch; every operation is O(log n) in the length of the queue.
+Refuses to know about replicas, deadlines or time.
+
+The most urgent request is always in the batch, so nothing starves, whatever its cost. Its company is chosen by cost:
+a batch costs as much as its dearest item times the number of items, so mates of equal cost waste nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from sortedcontainers import SortedList
+
+from model_worker.broker.records import BatchLimits, Request
+
+GroupKey = tuple[str, bytes]
+"""Requests share a batch only within a group: operation, and batch key unless the model mixes parameters."""
+CostEntry = tuple[int, float, int, Request]
+"""Cost, urgency, sequence, request: by cost, and the more urgent first among equals. Sequences differ, so requests
+themselves are never compared."""
+
+
+class Backlog:
+    """The queued requests of one model, indexed by urgency and, within each group, by cost."""
+
+    def __init__(self) -> None:
+        # All of them: urgency, sequence, request.
+        self._by_urgency: SortedList[tuple[float, int, Request]] = SortedList()
+        # Those that may share a batch. Requests that must run alone are in no group; empty groups are deleted.
+        self._groups: dict[GroupKey, SortedList[CostEntry]] = {}
+        self._mixes_parameters = False
+
+    def __len__(self) -> int:
+        return len(self._by_urgency)
+
+    def __iter__(self) -> Iterator[Request]:
+        """By urgency."""
+        return (request for _, _, request in self._by_urgency)
+
+    @property
+    def head(self) -> Request | None:
+        """The most urgent one."""
+        return self._by_urgency[0][2] if self._by_urgency else None
+
+    def count_ahead(self, urgency_s: float) -> int:
+        """How many are at least as urgent."""
+        return self._by_urgency.bisect_right((urgency_s, math.inf))  # type: ignore[arg-type]
+
+    def add(self, request: Request) -> None:
+        self._by_urgency.add((request.urgency_s, request.sequence, request))
+        if not request.alone:
+            key = self._key(request)
+            group = self._groups.get(key)
+            if group is None:
+                group = self._groups[key] = SortedList()
+            group.add(_cost_entry(request))
+
+    def remove(self, request: Request) -> None:
+        self._by_urgency.remove((request.urgency_s, request.sequence, request))
+        if not request.alone:
+            key = self._key(request)
+            group = self._groups[key]
+            group.remove(_cost_entry(request))
+            if not group:
+                del self._groups[key]
+
+    def fills(self, head: Request, limits: BatchLimits) -> bool:
+        """Whether a limit, and not the end of the queue, would close the head's batch."""
+        if head.alone:
+            return True
+        group = self._groups[self._key(head)]
+        if limits.size_max and len(group) >= limits.size_max:
+            return True
+        # If the whole group fits, it is the batch; if not, a limit closes it.
+        dearest = group[-1][0]
+        return bool(limits.cost_max) and dearest * len(group) > limits.cost_max
+
+    def take(self, limits: BatchLimits) -> list[Request]:
+        """Removes the next batch: the head, and its nearest neighbours in cost while the limits allow.
+
+        A head that costs more than the limit goes by itself.
+        """
+        head = self._by_urgency[0][2]
+        chosen = [head]
+        if not head.alone:
+            chosen.extend(self._company(head, limits))
+        for request in chosen:
+            self.remove(request)
+        return chosen
+
+    def set_mixes_parameters(self, mixes_parameters: bool) -> None:
+        """Whether batch keys keep requests apart; sorts the queue anew, O(n log n), when that changes."""
+        if mixes_parameters == self._mixes_parameters:
+            return
+        self._mixes_parameters = mixes_parameters
+        entries: dict[GroupKey, list[CostEntry]] = {}
+        for request in self:
+            if not request.alone:
+                entries.setdefault(self._key(request), []).append(_cost_entry(request))
+        self._groups = {key: SortedList(group) for key, group in entries.items()}
+
+    def validate(self) -> None:
+        """Raises AssertionError if the two indexes disagree."""
+        requests = list(self)
+        assert list(self._by_urgency) == sorted((r.urgency_s, r.sequence, r) for r in requests), "backlog: order broken"
+        grouped = {(key, entry) for key, group in self._groups.items() for entry in group}
+        expected = {(self._key(r), _cost_entry(r)) for r in requests if not r.alone}
+        assert grouped == expected, "backlog: the groups do not hold what the queue holds"
+        assert sum(map(len, self._groups.values())) == len(expected), "backlog: a request is in a group twice"
+        assert all(self._groups.values()), "backlog: an empty group is kept"
+        assert all(list(group) == sorted(group) for group in self._groups.values()), "backlog: a group is out of order"
+
+    def _key(self, request: Request) -> GroupKey:
+        return request.operation, b"" if self._mixes_parameters else request.batch_key
+
+    def _company(self, head: Request, limits: BatchLimits) -> Iterator[Request]:
+        """The others of the head's group that go with it: nearest in cost first, and the cheaper first among equals."""
+        size_max = limits.size_max or math.inf
+        cost_max = limits.cost_max or math.inf
+        group = self._groups[self._key(head)]
+        cheaper = self._cheaper(group, head)
+        dearer = (entry[3] for entry in group.irange(minimum=_cost_entry(head), inclusive=(False, True)))
+        below, above = next(cheaper, None), next(dearer, None)
+        size, dearest = 1, head.cost
+        while size < size_max and dearest * (size + 1) <= cost_max:
+            if above is not None and above.cost * (size + 1) > cost_max:
+                above = None  # and so are all that are still dearer; a cheaper one may fit
+            if below is not None and (above is None or head.cost - below.cost <= above.cost - head.cost):
+                yield below
+                below = next(cheaper, None)
+            elif above is not None:
+                yield above
+                dearest = above.cost
+                above = next(dearer, None)
+            else:
+                return
+            size += 1
+
+    @staticmethod
+    def _cheaper(group: SortedList[CostEntry], head: Request) -> Iterator[Request]:
+        # From the dearest cost down, but within one cost from the most urgent up.
+        end = group.bisect_left(_cost_entry(head))
+        while end > 0:
+            start = group.bisect_left((group[end - 1][0],))  # type: ignore[arg-type]
+            for entry in group.islice(start, end):
+                yield entry[3]
+            end = start
+
+
+def _cost_entry(request: Request) -> CostEntry:
+    return request.cost, request.urgency_s, request.sequence, request

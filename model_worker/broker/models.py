@@ -1,0 +1,88 @@
+"""One model as the broker keeps it: its queue, its slots, which replicas have credit, what is banned and counted.
+
+Owns the record that the parts of the broker meet in. Refuses decisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from model_worker.broker.backlog import Backlog
+from model_worker.broker.records import Ban, Credit, Failure, Replica, Slot
+from model_worker.broker.settings import ModelSettings
+from model_worker.broker.tallies import Pace, Tally
+from shared.messages import SlotName
+
+# Bounds of every estimated Retry-After: a client that returns within a second adds to the crowd, and an estimate of
+# more than a minute is not worth keeping.
+RETRY_AFTER_S_MIN = 1.0
+RETRY_AFTER_S_MAX = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """A named entry of the configuration, and everything that belongs to it."""
+
+    settings: ModelSettings
+    # In the order of the plan.
+    slots: tuple[Slot, ...]
+    backlog: Backlog = field(default_factory=Backlog)
+    tally: Tally = field(default_factory=Tally)
+    pace: Pace = field(default_factory=Pace)
+    # Requests that wait (queued or prefetched), and the bytes of their bodies; what the queue limits are about.
+    waiting_count: int = 0
+    waiting_bytes: int = 0
+    # Replicas with credit, the one that got it first in front: work goes to the one that has rested longest.
+    idle: dict[SlotName, Replica] = field(default_factory=dict)
+    prefetchable: dict[SlotName, Replica] = field(default_factory=dict)
+    # Digests of poison inputs.
+    bans: dict[bytes, Ban] = field(default_factory=dict)
+    # As the latest READY said: requests with different parameters may share a batch.
+    mixes_parameters: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    def note_credit(self, replica: Replica) -> None:
+        """Puts the replica into the pool its credit belongs to. Called after everything that can change it."""
+        credit = replica.credit
+        for pool, wanted in ((self.idle, Credit.IDLE), (self.prefetchable, Credit.PREFETCH)):
+            if credit is not wanted:
+                pool.pop(replica.slot, None)
+            elif pool.get(replica.slot) is not replica:
+                pool[replica.slot] = replica
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether every slot is given up."""
+        return all(slot.failure is not None for slot in self.slots)
+
+    @property
+    def failure_reason(self) -> str:
+        """Why, in one line; of a model that is failed."""
+        reasons = [f"{slot.name}: {slot.reason}" for slot in self.slots]
+        return "; ".join(reasons) or "no slot is planned for it"
+
+    def failure_retry_after_s(self, now_s: float) -> float:
+        """When a failed model may work again; 0.0 if it never will."""
+        trials_s = [slot.respawn_s for slot in self.slots if slot.failure is Failure.BREAKER]
+        return max(RETRY_AFTER_S_MIN, min(trials_s) - now_s) if trials_s else 0.0
+
+    @property
+    def ready_count(self) -> int:
+        return sum(slot.replica is not None and slot.replica.is_ready for slot in self.slots)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether any replica holds the model, even one that is not heard at the moment."""
+        return any(slot.replica is not None and slot.replica.was_ready for slot in self.slots)
+
+    def wait_s(self, ahead: int) -> float:
+        """The least time that a request with so many waiting ahead of it will wait, by experience."""
+        return self.pace.wait_s(ahead, self.ready_count, self.settings.max_batch_size)
+
+    @property
+    def retry_after_s(self) -> float:
+        """When what waits now will be through, within the bounds above."""
+        return min(max(self.wait_s(self.waiting_count), RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX)

@@ -1,0 +1,160 @@
+"""`headwaiter check`: is this machine fit for this configuration, point by point.
+
+Owns the list of points and their order. Starts no model; what it finds wrong it says with the remedy, and then goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import partial
+
+from rich.table import Table
+from rich.text import Text
+
+from model_worker.commands import checks
+from model_worker.commands.exits import Exit
+from model_worker.commands.flags import Flags, load_config
+from model_worker.commands.screen import console
+from model_worker.devices import Inventory, take_inventory
+from model_worker.preflight import preflight, runtime_spec
+from model_worker.runtimes import sources
+from model_worker.weights import human_bytes
+from shared.config import Config, ModelConfig
+from shared.errors import ConfigurationError
+
+PACKAGES_SHOWN = ("torch", "transformers", "fastapi", "uvicorn", "pyzmq", "supervisor")
+# One descriptor per open connection, and a few dozen besides; below this a busy front worker runs out.
+OPEN_FILES_FEW = 4096
+
+
+class Outcome(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+STYLES = {Outcome.OK: "green", Outcome.WARN: "yellow", Outcome.FAIL: "bold red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    point: str
+    outcome: Outcome
+    detail: str
+    """What was found; for `warn` and `fail` with what to do about it."""
+
+
+def run_check(flags: Flags, as_json: bool) -> Exit:
+    findings = list(examine(flags))
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
+    else:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for finding in findings:
+            table.add_row(Text(finding.outcome, STYLES[finding.outcome]), finding.point, Text(finding.detail))
+        console().print(table)
+    failed = any(finding.outcome is Outcome.FAIL for finding in findings)
+    return Exit.CONFIGURATION if failed else Exit.OK
+
+
+def examine(flags: Flags) -> Iterator[Finding]:
+    """All points, the machine's first. What depends on a configuration is left out when there is no valid one."""
+    yield from _python()
+    yield from _machine()
+    try:
+        config = load_config(flags)
+    except ConfigurationError as error:
+        yield Finding("configuration", Outcome.FAIL, str(error))
+        return
+    yield Finding("configuration", Outcome.OK, f"valid; {len(config.models)} models")
+    yield _attempt("packages", lambda: checks.check_packages(config))
+    yield _attempt("run directory", lambda: checks.check_run_directory(config))
+    yield _attempt("port", lambda: checks.check_port(config))
+    if config.http.host not in ("127.0.0.1", "localhost", "::1") and not config.http.api_keys:
+        detail = f"http.host = {config.http.host!r} lets the network in without a key: set http.api_keys"
+        yield Finding("access", Outcome.WARN, detail)
+    models = [_attempt(f"model {model.name}", partial(_model, config, model)) for model in config.models]
+    yield from models
+    if all(finding.outcome is Outcome.OK for finding in models):
+        yield _attempt("plan", lambda: f"{len(preflight(config).slots)} model processes; headwaiter plan shows them")
+
+
+def _attempt(point: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(point, Outcome.OK, check())
+    except ConfigurationError as error:
+        return Finding(point, Outcome.FAIL, str(error))
+
+
+def _python() -> Iterator[Finding]:
+    version = f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}"
+    yield Finding("python", Outcome.OK, version)
+    if sys.platform != "linux":
+        yield Finding(
+            "system", Outcome.FAIL, f"{platform.system()}: headwaiter runs on Linux, also in a container or WSL 2"
+        )
+    versions = []
+    for package in PACKAGES_SHOWN:
+        try:
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            versions.append(f"no {package}")
+    yield Finding("versions", Outcome.OK, ", ".join(versions))
+
+
+def _machine() -> Iterator[Finding]:
+    try:
+        inventory = take_inventory()
+    except ConfigurationError as error:
+        yield Finding("accelerators", Outcome.FAIL, str(error))
+        return
+    yield from _accelerators(inventory)
+    cores = f"{inventory.core_count} of {os.cpu_count()} cores may be used"
+    if inventory.core_count < len(inventory.cores):
+        cores += f" (a CPU quota; {len(inventory.cores)} by affinity)"
+    yield Finding("cores", Outcome.OK, cores)
+    yield Finding("memory", Outcome.OK, f"{human_bytes(inventory.memory_bytes)} may be used")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < OPEN_FILES_FEW:
+        detail = f"{soft}, one per connection is needed: raise it with ulimit -n {min(hard, 65536)} or LimitNOFILE="
+        yield Finding("open files", Outcome.WARN, detail)
+    else:
+        yield Finding("open files", Outcome.OK, f"up to {soft}")
+
+
+def _accelerators(inventory: Inventory) -> Iterator[Finding]:
+    if inventory.cuda_problem:
+        yield Finding("accelerators", Outcome.WARN, inventory.cuda_problem)
+    for accelerator in inventory.accelerators:
+        memory = human_bytes(accelerator.memory_bytes) if accelerator.memory_bytes else "memory not known"
+        name = f"{accelerator.kind}:{accelerator.index} {accelerator.name}, {memory} {accelerator.uuid}".strip()
+        if accelerator.mig:
+            name += f", cut into {len(accelerator.mig_instances)} MIG slices"
+        yield Finding("accelerators", Outcome.OK, name)
+    if not inventory.accelerators and not inventory.cuda_problem:
+        yield Finding("accelerators", Outcome.OK, "none; models run on the CPU")
+    if any(accelerator.kind == "cuda" for accelerator in inventory.accelerators):
+        try:
+            version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            return
+        if version.endswith("+cpu"):
+            detail = f"torch {version} cannot use the GPUs: install the CUDA build of the same version"
+            yield Finding("accelerators", Outcome.WARN, detail)
+
+
+def _model(config: Config, model: ModelConfig) -> str:
+    weights_bytes = sources.check(runtime_spec(config, model))
+    size = human_bytes(weights_bytes) + " of weights" if weights_bytes is not None else "size known after the load only"
+    return f"{model.model}: {size}"

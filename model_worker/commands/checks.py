@@ -1,0 +1,103 @@
+"""What can stand in the way of a start besides the plan itself, each thing checked once and in one place.
+
+Owns the checks that `serve` makes before it starts anything and `check` reports. Changes nothing but the run directory,
+which it creates. Each function returns what it found, in words, or raises with value and remedy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+
+import psutil
+
+from shared.config import Config, ModelConfig
+from shared.errors import ConfigurationError
+from shared.sockets import RunDirectory
+
+# supervisord's listening socket gets this suffix and a pid while it is being bound.
+CONTROL_SOCKET_ROOM_BYTES = len(os.fsencode("/supervisor.sock.4194304"))
+# Linux: sizeof(sockaddr_un.sun_path), less the ending zero.
+SOCKET_PATH_BYTES_MAX = 107
+
+
+def check_port(config: Config) -> str:
+    """Whether the front workers will be able to listen.
+
+    Raises:
+        ConfigurationError: the address is taken, not of this machine, or not allowed.
+    """
+    host, port = config.http.host, config.http.port
+    if port == 0:
+        return f"{host}, any free port"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigurationError(f"http.host = {host!r}: {error.strerror}: give an address of this machine") from None
+    with socket.socket(family, kind, protocol) as probe:
+        # As the front workers do: an address in TIME_WAIT is free for a server.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen()
+        except OSError as error:
+            remedy = "choose another with --port or HEADWAITER_HTTP__PORT"
+            raise ConfigurationError(
+                f"http.port = {port}: cannot listen on {host}:{port}: {error.strerror}{_holder(port)}: {remedy}"
+            ) from None
+    return f"{host}:{port} is free"
+
+
+def _holder(port: int) -> str:
+    """Who listens there, as far as this user may know."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections(kind="tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+            if listens and connection.pid:
+                return f" (process {connection.pid}, {psutil.Process(connection.pid).name()})"
+    return ""
+
+
+def check_run_directory(config: Config) -> str:
+    """Whether the run directory can be used, and nobody uses it.
+
+    Raises:
+        ConfigurationError: it cannot be created, is open to others, too long for a socket, or in use.
+    """
+    path = config.run_directory
+    length_bytes = len(os.fsencode(path)) + CONTROL_SOCKET_ROOM_BYTES
+    if length_bytes > SOCKET_PATH_BYTES_MAX:
+        raise ConfigurationError(
+            f"run_dir = {str(path)!r}: {length_bytes - SOCKET_PATH_BYTES_MAX} bytes too long for the sockets in it "
+            f"(at most {SOCKET_PATH_BYTES_MAX} bytes each): set run_dir or HEADWAITER_RUN_DIR to a shorter path"
+        )
+    directory = RunDirectory(path)
+    directory.prepare()
+    directory.lock()
+    directory.release()
+    return f"{path} is private and free"
+
+
+def check_packages(config: Config) -> str:
+    """Whether this Python has what the configured models are run with.
+
+    Raises:
+        ConfigurationError: a package is missing.
+    """
+    needed = sorted({package for model in config.models for package in _packages(model)})
+    missing = [package for package in needed if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ConfigurationError(
+            f"this Python has no {' and no '.join(missing)}: install them with pip install 'headwaiter[worker]'"
+        )
+    return ", ".join(needed) or "no model needs torch or transformers"
+
+
+def _packages(model: ModelConfig) -> tuple[str, ...]:
+    if model.is_custom:
+        return ()
+    return ("torch", "transformers", "gguf") if model.model.endswith(".gguf") else ("torch", "transformers")

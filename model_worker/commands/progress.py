@@ -1,0 +1,108 @@
+"""What `serve` shows: the programs' own lines as they come, and how each model comes up.
+
+Owns the terminal while `serve` runs. On a terminal a small table stays at the bottom until everything is up; in a pipe
+or a file each change is one line. The programs' lines go to standard error, what serve itself says to standard output.
+May be used from two threads.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Self
+
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from model_worker.commands.addresses import base_url, curl_line
+from model_worker.commands.screen import console
+from model_worker.commands.status import STYLES, state_words
+from shared.config import Config
+from shared.messages import ModelState, Snapshot
+
+STEP = 0.1
+"""In a pipe, progress is worth a line each time it has grown by this much."""
+
+
+class Progress:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._out = console()
+        self._lock = threading.Lock()
+        self._live = Live(console=self._out, auto_refresh=False, transient=True) if self._out.is_terminal else None
+        self._shown: dict[str, object] = {}
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end_live()
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Shows what changed since the last call."""
+        with self._lock:
+            if self._live is not None:
+                self._live.update(_table(snapshot), refresh=True)
+                return
+        for slot in snapshot.slots:
+            step = int(slot.progress / STEP) if slot.progress > 0 else 0
+            seen = (slot.incarnation, slot.state, slot.reason, step)
+            if self._shown.get(slot.slot) != seen:
+                self._shown[slot.slot] = seen
+                reason = f": {slot.reason}" if slot.reason else ""
+                self.say(f"{slot.slot} on {slot.device}: {state_words(slot)}{reason}")
+
+    def serving(self, models: tuple[ModelState, ...]) -> None:
+        """The service is up: where it is, and a request to try."""
+        self._end_live()
+        failed = [model for model in models if model.state == "failed"]
+        for model in failed:
+            self.complain(f"{model.name} cannot be served: {model.reason}")
+        keep = [model for model in models if model not in failed]
+        self.say(
+            f"Ready on {base_url(self._config)}" + (f" with {len(keep)} of {len(models)} models" if failed else "")
+        )
+        if keep:
+            self.say("Try:  " + curl_line(self._config, keep[0]))
+
+    def say(self, text: str) -> None:
+        with self._lock:
+            self._out.print(Text(text), soft_wrap=True)
+            self._out.file.flush()
+
+    def complain(self, text: str) -> None:
+        """One line on standard error."""
+        self._write_error(f"headwaiter: {text}\n".encode())
+
+    def copy(self, line: bytes) -> None:
+        """Passes on one line of a program."""
+        self._write_error(line if line.endswith(b"\n") else line + b"\n")
+
+    def _write_error(self, line: bytes) -> None:
+        with self._lock:
+            if self._live is not None:
+                # Above the table, which is drawn again below it.
+                self._out.print(Text.from_ansi(line.decode(errors="replace").rstrip("\n")), soft_wrap=True)
+            else:
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+
+    def _end_live(self) -> None:
+        with self._lock:
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+
+def _table(snapshot: Snapshot) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for slot in snapshot.slots:
+        style = STYLES.get(slot.state, "yellow")
+        table.add_row(slot.slot, slot.device, Text(state_words(slot), style), Text(slot.reason, overflow="ellipsis"))
+    return table

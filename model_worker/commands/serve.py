@@ -1,0 +1,223 @@
+"""`headwaiter serve`: the whole service in the foreground, from the checks before it to the last process after it.
+
+Owns supervisord, its child, and with it both programs; passes their output on, shows how the models come up, and turns
+Ctrl-C into an orderly stop. Refuses to start anything that the checks already know cannot work.
+
+Theory of operation: one loop on the main thread waits for a signal, the end of supervisord, news from the model server,
+or the next look; a second thread does nothing but copy the programs' output. The loop never waits for an answer for
+longer than `supervision.CONTROL_TIMEOUT_S` or `HTTP_TIMEOUT_S`, so a stop is never far away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from enum import Enum, auto
+from types import FrameType
+from typing import IO
+
+import zmq
+
+from model_worker.commands import checks
+from model_worker.commands.addresses import connectable_host
+from model_worker.commands.exits import Exit
+from model_worker.commands.flags import Flags, load_config
+from model_worker.commands.observer import Observer
+from model_worker.commands.progress import Progress
+from model_worker.commands.supervision import Program, Supervisor
+from model_worker.preflight import preflight
+from shared.config import ENV_PREFIX, Config
+from shared.errors import ProtocolError
+from shared.messages import ModelState, ServerPulse, Snapshot, Welcome
+
+# How often serve looks: often while people watch it come up, seldom afterwards.
+LOOK_STARTING_S = 0.25
+LOOK_SERVING_S = 1.0
+HTTP_TIMEOUT_S = 1.0
+MODEL_SERVER, FRONT = "model_worker", "frontend"
+FINAL_STATES = ("ready", "failed")
+
+
+def run_serve(flags: Flags) -> Exit:
+    """Runs until stopped.
+
+    Raises:
+        ConfigurationError: nothing was started; one line with the remedy.
+    """
+    config = _with_definite_port(load_config(flags))
+    preflight(config)
+    checks.check_packages(config)
+    checks.check_port(config)
+    checks.check_run_directory(config)
+    return Service(config).run()
+
+
+def _with_definite_port(config: Config) -> Config:
+    """Port 0 asks for any free one; it is chosen here, because both programs and the user have to know it."""
+    if config.http.port != 0:
+        return config
+    with socket.create_server((config.http.host, 0)) as probe:
+        os.environ[f"{ENV_PREFIX}HTTP__PORT"] = str(probe.getsockname()[1])
+    return Config.load()
+
+
+class Stage(Enum):
+    STARTING = auto()
+    SERVING = auto()
+    STOPPING = auto()
+
+
+class Service:
+    """One run of `serve`. Main thread only."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._progress = Progress(config)
+        self._supervisor = Supervisor(config.run_directory)
+        self._observer = Observer(config.run_directory)
+        self._signals: list[int] = []
+        self._stage = Stage.STARTING
+        # What the command will say with its exit; set by whatever ends it.
+        self._exit = Exit.FAILED
+        self._models: tuple[ModelState, ...] = ()
+        self._next_look_s = 0.0
+
+    def run(self) -> Exit:
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self._observer.close)
+            wake = cleanup.enter_context(_signals_into(self._signals))
+            cleanup.enter_context(self._progress)
+            relay = threading.Thread(target=self._copy_output, args=[self._supervisor.start()], name="relay")
+            relay.start()
+            cleanup.callback(relay.join)
+            supervisor_pidfd = os.pidfd_open(self._supervisor.pid)
+            cleanup.callback(os.close, supervisor_pidfd)
+            poller = zmq.Poller()
+            for readable in (wake.fileno(), supervisor_pidfd, self._observer.socket):
+                poller.register(readable, zmq.POLLIN)
+            while (ended := self._supervisor.exit_code()) is None:
+                poller.poll(max(0, int((self._next_look_s - time.monotonic()) * 1000) + 1))
+                with contextlib.suppress(BlockingIOError):
+                    wake.recv(4096)
+                self._turn()
+        return self._conclude(ended)
+
+    def _turn(self) -> None:
+        while self._signals:
+            self._handle_signal(self._signals.pop(0))
+        self._read_news()
+        if time.monotonic() < self._next_look_s:
+            return
+        if self._stage is not Stage.STOPPING:
+            self._look()
+        self._next_look_s = time.monotonic() + (LOOK_STARTING_S if self._stage is Stage.STARTING else LOOK_SERVING_S)
+
+    def _look(self) -> None:
+        self._observer.ask()
+        for program in self._supervisor.programs():
+            if program.given_up:
+                self._read_news()
+                self._give_up(program)
+                return
+        settled = bool(self._models) and all(model.state in FINAL_STATES for model in self._models)
+        if self._stage is Stage.STARTING and settled and self._front_answers():
+            self._stage = Stage.SERVING
+            self._progress.serving(self._models)
+
+    # --- what happens --------------------------------------------------------------------------------------------
+
+    def _handle_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._stage is Stage.STOPPING:
+            self._progress.say(f"{name} again: ending everything at once; requests in progress are cut off")
+            self._exit = Exit.FAILED
+            self._supervisor.stop_at_once()
+            return
+        grace_s = self._config.http.grace_s + self._config.server.grace_s
+        self._progress.say(
+            f"{name}: stopping, for up to {grace_s:g} s while requests finish; once more ends it at once"
+        )
+        self._stop(Exit.OK)
+
+    def _stop(self, code: Exit) -> None:
+        self._stage = Stage.STOPPING
+        self._exit = code
+        self._supervisor.stop()
+
+    def _give_up(self, program: Program) -> None:
+        reasons = [
+            f"{model.name}: {model.reason}" for model in self._models if model.state == "failed" and model.reason
+        ]
+        if program.name == MODEL_SERVER and reasons:
+            self._progress.complain(f"no model can be loaded: {'; '.join(reasons)}")
+        else:
+            ended = (
+                f"exit code {program.exit_status}" if program.state == "EXITED" else "it ended right after each start"
+            )
+            self._progress.complain(f"the program {program.name} cannot run ({ended}): its own lines above say why")
+        self._stop(Exit.FAILED)
+
+    def _read_news(self) -> None:
+        try:
+            for message in self._observer.messages():
+                if isinstance(message, Welcome | ServerPulse | Snapshot):
+                    self._models = message.models
+                if isinstance(message, Snapshot) and self._stage is Stage.STARTING:
+                    self._progress.update(message)
+        except ProtocolError as error:
+            self._progress.complain(f"the model server speaks another version of the protocol: {error}")
+            self._stop(Exit.FAILED)
+
+    def _front_answers(self) -> bool:
+        connection = http.client.HTTPConnection(
+            connectable_host(self._config), self._config.http.port, timeout=HTTP_TIMEOUT_S
+        )
+        try:
+            connection.request("GET", "/livez")
+            return connection.getresponse().status == http.client.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _copy_output(self, output: IO[bytes]) -> None:
+        with output:
+            for line in output:
+                self._progress.copy(line)
+
+    def _conclude(self, ended: int) -> Exit:
+        if self._stage is Stage.STOPPING and ended == 0:
+            if self._exit is Exit.OK:
+                self._progress.say("stopped")
+            return self._exit
+        cause = f"signal {signal.Signals(-ended).name}" if ended < 0 else f"exit code {ended}"
+        self._progress.complain(f"supervisord ended by itself ({cause}); both programs end with it")
+        return Exit.FAILED
+
+
+@contextlib.contextmanager
+def _signals_into(signals: list[int]) -> Iterator[socket.socket]:
+    """Notes each signal that asks for a stop and makes the yielded socket readable; the handlers do nothing else."""
+    wake_read, wake_write = socket.socketpair()
+    wake_read.setblocking(False)
+    wake_write.setblocking(False)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    previous_fd = signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield wake_read
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_fd)
+        wake_read.close()
+        wake_write.close()

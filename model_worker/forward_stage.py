@@ -1,0 +1,240 @@
+"""The forward stage: items to outputs, on the main thread, one forward at a time.
+
+Owns what happens when a forward fails: one by one, halved, or the end of the process; and the stepping of streams.
+Refuses everything that can be done beside the device: that is `host_stages.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from queue import Full, Queue
+from typing import NoReturn
+
+from model_worker import accelerator, faults
+from model_worker.exit_codes import ReplicaExit
+from model_worker.host_stages import FinishStage
+from model_worker.jobs import Answers, Job, Leave, device_fault_code, device_fault_text
+from model_worker.runtimes.base import Model
+from shared.logs import log_event
+
+logger = logging.getLogger("model_worker")
+
+# How long computed results may take to be finished before the process goes on, or ends, without them.
+LAST_RESULTS_S = 5.0
+MEMORY_SAMPLE_S = 1.0
+
+Order = Callable[[], None]
+"""Work for the finish thread."""
+Stream = tuple[Job, Iterator[object]]
+
+
+class WrongOutputs(Exception):
+    """`forward` did not return one output per item, so no output can be told to belong to any item."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a pulse reports. Written by the main thread, read by the I/O thread; each field is one plain value."""
+
+    step_count: int = 0
+    """Forward steps that ended, well or not."""
+    running_since_s: float | None = None
+    """Monotonic start of the present forward step."""
+    device_bytes: int = 0
+    """Device memory held, as last sampled; 0 on a CPU."""
+    sampled_at_s: float = 0.0
+
+    def begin_step(self) -> None:
+        self.running_since_s = time.monotonic()
+
+    def end_step(self) -> None:
+        self.running_since_s = None
+        self.step_count += 1
+        # Asking the allocator takes its lock, which a hung device may hold: never on the I/O thread.
+        if time.monotonic() - self.sampled_at_s >= MEMORY_SAMPLE_S:
+            self.sample_memory()
+
+    def sample_memory(self) -> None:
+        self.device_bytes = accelerator.reserved_bytes()
+        self.sampled_at_s = time.monotonic()
+
+
+class ForwardStage:
+    """Items to outputs. Main thread only; nothing else ever enters `Model.forward`."""
+
+    def __init__(
+        self,
+        model: Model,
+        answers: Answers,
+        finish: FinishStage,
+        computed: Queue[Order | None],
+        progress: Progress,
+        leave: Leave,
+    ) -> None:
+        self._model = model
+        self._answers = answers
+        self._finish = finish
+        self._computed = computed
+        self._progress = progress
+        self._leave = leave
+
+    def compute(self, jobs: list[Job]) -> None:
+        """Ends every job of a micro-batch, or hands its output over to be finished."""
+        waiting = deque([jobs])
+        while waiting:
+            batch = [job for job in waiting.popleft() if not self._answers.drop_unwanted(job)]
+            if batch:
+                waiting.extendleft(reversed(self._attempt(batch)))
+            self._finish.flush()
+
+    def _attempt(self, batch: list[Job]) -> list[list[Job]]:
+        """One forward; returns what to try in its place if it failed."""
+        try:
+            outputs = self._step(batch)
+        except BaseException as error:
+            short_of_memory = faults.is_out_of_memory(error)
+            again = self._after_failure(batch, error)
+        else:
+            self._hand_over(batch, outputs)
+            return []
+        if short_of_memory:
+            # Only here: until the error is gone, its stack keeps the tensors of the failed forward alive.
+            accelerator.release_memory()
+        return again
+
+    def _step(self, batch: list[Job]) -> list[object]:
+        started_s = time.perf_counter()
+        self._progress.begin_step()
+        try:
+            outputs = one_output_per_item(self._model.forward([job.item for job in batch]), len(batch))
+            accelerator.synchronize()
+        finally:
+            forward_ms = (time.perf_counter() - started_s) * 1000
+            for job in batch:
+                job.forward_ms = forward_ms
+                job.batch_size = len(batch)
+            self._progress.end_step()
+        for output in outputs:
+            if isinstance(output, Exception) and faults.is_device_fault(output):
+                raise output
+        return outputs
+
+    def _after_failure(self, batch: list[Job], error: BaseException) -> list[list[Job]]:
+        if faults.ends_process(error):
+            raise error
+        if faults.is_device_fault(error):
+            self._lose_device(batch, error)
+        if len(batch) == 1 or isinstance(error, WrongOutputs):
+            for job in batch:
+                self._answers.refuse(job, "forward", error)
+            return []
+        if faults.is_out_of_memory(error):
+            event = "batch_halved"
+            middle = len(batch) // 2
+            again = [batch[:middle], batch[middle:]]
+        else:
+            event = "batch_retried_one_by_one"
+            again = [[job] for job in batch]
+        log_event(logger, "warning", event, batch_size=len(batch), error=faults.describe(error))
+        return again
+
+    def _lose_device(self, batch: list[Job], error: BaseException) -> NoReturn:
+        """Blames one item or doubts several, then ends the process: nothing on this device can work any more."""
+        self._wait_until_finished()
+        for job in batch:
+            if not job.ended:
+                self._answers.fail(job, device_fault_code(len(batch)), device_fault_text(error))
+        self._leave(ReplicaExit.DEVICE_FAULT, faults.describe(error))
+
+    def _hand_over(self, batch: list[Job], outputs: list[object]) -> None:
+        whole: list[tuple[Job, object]] = []
+        streams: list[Stream] = []
+        for job, output in zip(batch, outputs, strict=True):
+            if isinstance(output, Exception):
+                self._answers.refuse(job, "forward", output)
+            elif isinstance(output, Iterator):
+                streams.append((job, output))
+            else:
+                whole.append((job, output))
+        if whole:
+            self._computed.put(partial(self._finish.outputs, whole))
+        while streams:
+            streams = self._advance(streams)
+        if any(job.alone for job in batch):
+            # Its results touch the device once more: the next forward's faults must not be taken for its own.
+            self._wait_until_finished()
+
+    def _advance(self, streams: list[Stream]) -> list[Stream]:
+        """One step of every stream; returns those that go on. What is said of a stream goes through the finish
+        thread, so that its end cannot overtake its chunks."""
+        going_on = []
+        pieces: list[tuple[Job, object]] = []
+        endings: list[Order] = []
+        for job, stream in streams:
+            if not job.wanted:
+                endings.append(partial(self._finish.drop, job))
+                self._close(job, stream)
+                continue
+            started_s = time.perf_counter()
+            self._progress.begin_step()
+            try:
+                piece = next(stream)
+                accelerator.synchronize()
+            except StopIteration as stop:
+                endings.append(partial(self._finish.end_of_stream, job, stop.value))
+            except BaseException as error:
+                if faults.ends_process(error):
+                    raise
+                if faults.is_device_fault(error):
+                    self._lose_device([job for job, _ in streams], error)
+                endings.append(partial(self._finish.refuse, job, error))
+            else:
+                pieces.append((job, piece))
+                going_on.append((job, stream))
+            finally:
+                job.forward_ms += (time.perf_counter() - started_s) * 1000
+                self._progress.end_step()
+        if pieces:
+            self._computed.put(partial(self._finish.pieces, pieces))
+        for ending in endings:
+            self._computed.put(ending)
+        return going_on
+
+    def _close(self, job: Job, stream: Iterator[object]) -> None:
+        close = getattr(stream, "close", None)
+        if close is None:
+            return
+        try:
+            close()
+        except Exception as error:
+            # Its request has ended already; what is left to tell is the model's author.
+            log_event(logger, "warning", "stream_close_failed", request_id=job.request_id, error=faults.describe(error))
+
+    def _wait_until_finished(self) -> None:
+        """Until the finish thread has done all it was given, or `LAST_RESULTS_S` have passed."""
+        done = threading.Event()
+        try:
+            self._computed.put(done.set, timeout=LAST_RESULTS_S)
+        except Full:
+            return
+        done.wait(LAST_RESULTS_S)
+
+
+def one_output_per_item(outputs: object, item_count: int) -> list[object]:
+    """What `Model.forward` returned, as a list that matches its items.
+
+    Raises:
+        WrongOutputs: it cannot be told which output belongs to which item.
+    """
+    if isinstance(outputs, (str, bytes, Mapping)) or not (hasattr(outputs, "__len__") and hasattr(outputs, "__iter__")):
+        raise WrongOutputs(f"forward returned {type(outputs).__name__} for {item_count} items: return a list")
+    listed = list(outputs)
+    if len(listed) != item_count:
+        raise WrongOutputs(f"forward returned {len(listed)} outputs for {item_count} items: return one for each")
+    return listed

@@ -1,0 +1,165 @@
+"""The two stages that run beside the device: prepare (payload to item) and finish (output to encoded value).
+
+Owns what may happen to one item there. Each stage runs on one thread of its own; neither ever enters `forward`, and
+neither knows queues.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from model_worker.jobs import Answers, Job, Outlet
+from model_worker.runtimes import batching
+from model_worker.runtimes.base import Model
+from shared import values
+from shared.errors import Code, ProtocolError, RequestError
+from shared.messages import ChunkHeader
+from shared.wire import INT_MAX
+
+PREDICT = "predict"
+# A finished result waits at most this long for those of its micro-batch, so that they leave as one message.
+HAND_OVER_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one forward may hold; 0 means no limit."""
+
+    max_batch_cost: int
+    max_batch_size: int
+
+
+class PrepareStage:
+    """Payloads to items and micro-batches. Prepare thread only: a tokenizer is not safe to share."""
+
+    def __init__(self, model: Model, limits: Limits, answers: Answers) -> None:
+        self._model = model
+        self._limits = limits
+        self._answers = answers
+
+    def split(self, jobs: list[Job]) -> list[list[Job]]:
+        """Prepares a batch and splits what is left of it into micro-batches."""
+        ready = [job for job in jobs if self._prepare(job)]
+        shared = [job for job in ready if not job.alone]
+        micro_batches = batching.split(
+            [job.cost for job in shared],
+            [job.group for job in shared],
+            max_batch_cost=self._limits.max_batch_cost,
+            max_batch_size=self._limits.max_batch_size,
+        )
+        return [
+            *([shared[position] for position in positions] for positions in micro_batches),
+            *([job] for job in ready if job.alone),
+        ]
+
+    def _prepare(self, job: Job) -> bool:
+        if self._answers.drop_unwanted(job):
+            return False
+        started_s = time.perf_counter()
+        try:
+            job.item = self._make_item(job)
+            job.cost = checked_cost(self._model, job.item)
+            job.group = self._model.group(job.item)
+            hash(job.group)
+        except BaseException as error:
+            self._answers.refuse(job, "prepare", error)
+            return False
+        job.prepare_ms = (time.perf_counter() - started_s) * 1000
+        return True
+
+    def _make_item(self, job: Job) -> object:
+        payload, job.payload = job.payload, []
+        try:
+            pair = values.unpack(payload)
+        except ProtocolError as error:
+            raise RequestError(f"the payload cannot be read: {error}", code=Code.BAD_REQUEST) from None
+        if not (isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[1], dict)):
+            raise RequestError("the payload is not a pair of inputs and parameters", code=Code.BAD_REQUEST)
+        if job.operation == PREDICT:
+            return self._model.prepare(*pair)
+        if job.operation in self._model.operations:
+            return self._model.prepare_operation(job.operation, *pair)
+        known = ", ".join([PREDICT, *self._model.operations])
+        raise RequestError(f"operation {job.operation!r} is not one of this model's: {known}", code=Code.BAD_REQUEST)
+
+
+class FinishStage:
+    """Outputs to encoded values. Finish thread only, but for `flush`."""
+
+    def __init__(self, model: Model, answers: Answers, outlet: Outlet) -> None:
+        self._model = model
+        self._answers = answers
+        self._outlet = outlet
+        self.flush = outlet.flush
+
+    def outputs(self, pairs: list[tuple[Job, object]]) -> None:
+        """Ends each job with its output's value."""
+        handed_over_s = time.perf_counter()
+        for job, output in pairs:
+            if self._answers.drop_unwanted(job):
+                continue
+            self._end(job, partial(self._model.finish, output))
+            now_s = time.perf_counter()
+            if now_s - handed_over_s >= HAND_OVER_S:
+                self._outlet.flush()
+                handed_over_s = now_s
+
+    def pieces(self, pairs: list[tuple[Job, object]]) -> None:
+        """Sends, or keeps, one piece of each stream."""
+        for job, piece in pairs:
+            if job.ended:
+                continue
+            try:
+                value = self._model.finish(piece)
+                if job.stream:
+                    frames = values.pack(value)
+                    self._outlet.chunk(ChunkHeader(job.id, job.attempt, job.chunk_count, len(frames)), frames)
+                    job.chunk_count += 1
+                else:
+                    job.pieces.append(value)
+            except BaseException as error:
+                self._answers.refuse(job, "finish", error)
+
+    def end_of_stream(self, job: Job, returned: object) -> None:
+        """Ends the job with what its generator returned, else with its pieces, if they were not sent before."""
+        if job.ended:
+            return
+        if returned is not None:
+            self._end(job, partial(self._model.finish, returned))
+        else:
+            self._end(job, lambda: None if job.stream else job.pieces)
+
+    def drop(self, job: Job) -> None:
+        self._answers.drop_unwanted(job)
+
+    def refuse(self, job: Job, error: BaseException) -> None:
+        """Ends a stream whose generator raised, unless one of its pieces has ended it already."""
+        if not job.ended:
+            self._answers.refuse(job, "forward", error)
+
+    def _end(self, job: Job, make_value: Callable[[], object]) -> None:
+        started_s = time.perf_counter()
+        try:
+            frames = values.pack(make_value())
+        except BaseException as error:
+            self._answers.refuse(job, "finish", error)
+            return
+        job.finish_ms += (time.perf_counter() - started_s) * 1000
+        self._answers.succeed(job, frames)
+
+
+def checked_cost(model: Model, item: object) -> int:
+    """`Model.cost` as a whole number that is not negative.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is negative, or more than a message can carry.
+    """
+    cost = operator.index(model.cost(item))
+    if not 0 <= cost <= INT_MAX:
+        raise ValueError(f"{type(model).__name__}.cost returned {cost}: a cost is 0 to {INT_MAX}")
+    return cost

@@ -1,0 +1,278 @@
+"""The model process's line to the broker: one thread that is the sole owner of its DEALER socket.
+
+Owns what is sent (HELLO, STATE, RESULT, CHUNK, PULSE), the waking of the thread by the others, and the way out of the
+process, which must not be taken before everything handed over has left. Refuses to compute: it hands batches to the
+stages and never waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+import zmq
+
+from model_worker import faults
+from model_worker.exit_codes import ReplicaExit
+from model_worker.forward_stage import Progress
+from model_worker.jobs import Job
+from model_worker.specs import ReplicaSpec
+from model_worker.stages import Stages
+from shared.errors import Code, ProtocolError
+from shared.logs import Level, RateLimiter, log_event
+from shared.messages import (
+    Batch,
+    ChunkHeader,
+    Drain,
+    ItemResult,
+    Message,
+    Phase,
+    ReplicaCancel,
+    ReplicaChunk,
+    ReplicaHello,
+    ReplicaPulse,
+    RequestId,
+    Result,
+    State,
+    Stop,
+)
+from shared.sockets import Buffer, connect_dealer, drain, fresh_routing_id, send
+from shared.version import VERSION
+from shared.wire import decode, encode, split_frames
+
+logger = logging.getLogger("model_worker")
+
+PULSE_S = 1.0
+# Messages taken in before results get their turn to leave.
+MESSAGES_PER_TURN_MAX = 100
+# The broker is on this host and reads all the time: what has not left by then never will.
+FLUSH_S = 2.0
+
+
+class BrokerLink:
+    """The I/O thread and its outbox. An `Outlet` for the stages: its public methods may be called on any thread."""
+
+    def __init__(self, spec: ReplicaSpec, progress: Progress) -> None:
+        self._spec = spec
+        self._progress = progress
+        self._stages: Stages | None = None
+        self._thread = threading.Thread(target=self._run_guarded, name="io", daemon=True)
+        self._leaving = threading.Lock()
+        # Everything below the lock is handed over under it.
+        self._lock = threading.Lock()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_awake = False
+        self._is_closing = False
+        self._states: list[State] = []
+        self._results: list[tuple[Job, ItemResult]] = []
+        self._result_frames: list[Buffer] = []
+        self._chunks: list[ChunkHeader] = []
+        self._chunk_frames: list[Buffer] = []
+        # Only the I/O thread touches these.
+        self._open: dict[RequestId, Job] = {}
+        self._is_draining = False
+        self._malformed = RateLimiter(logger, "warning", "message_malformed")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Blocks for the rest of the process's life."""
+        self._thread.join()
+
+    def serve(self, stages: Stages) -> None:
+        """From now on batches go to `stages`; before, they are refused."""
+        self._stages = stages
+
+    # --- handing over, on any thread -----------------------------------------------------------------------------
+
+    def state(self, state: State) -> None:
+        """Reports a phase, or progress within one; an unsent report of the same phase is replaced."""
+        with self._lock:
+            if self._states and self._states[-1].phase is state.phase:
+                self._states.pop()
+            self._states.append(state)
+        self.flush()
+
+    def result(self, job: Job, result: ItemResult, frames: Sequence[Buffer]) -> None:
+        with self._lock:
+            self._results.append((job, result))
+            self._result_frames.extend(frames)
+
+    def chunk(self, chunk: ChunkHeader, frames: Sequence[Buffer]) -> None:
+        with self._lock:
+            self._chunks.append(chunk)
+            self._chunk_frames.extend(frames)
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._is_awake:
+                return
+            self._is_awake = True
+        os.eventfd_write(self._wakeup, 1)
+
+    def leave(self, code: ReplicaExit, reason: str) -> NoReturn:
+        """Ends the process, at once for whatever else runs in it; what was handed over leaves first."""
+        if not self._leaving.acquire(blocking=False):
+            # Another thread is on its way out, and takes this one along.
+            threading.Event().wait()
+        level: Level = "info" if code is ReplicaExit.STOPPED else "error"
+        log_event(
+            logger,
+            level,
+            "replica_left",
+            slot=self._spec.slot,
+            incarnation=self._spec.incarnation,
+            exit_code=int(code),
+            cause=code.name.lower(),
+            reason=reason,
+        )
+        if threading.current_thread() is not self._thread:
+            self._is_closing = True
+            self.flush()
+            self._thread.join(FLUSH_S)
+        for stream in (sys.stdout, sys.stderr):
+            # A closed or full pipe of the log's must not keep the process alive.
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        # Neither `atexit` handlers nor the interpreter's own end could be relied on: the main thread may sit in a
+        # forward that never returns.
+        os._exit(code)
+
+    # --- the I/O thread ------------------------------------------------------------------------------------------
+
+    def _run_guarded(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            log_event(logger, "error", "thread_failed", thread="io", exception=error)
+            self.leave(ReplicaExit.INTERNAL_ERROR, f"{faults.describe(error)} on the io thread")
+
+    def _run(self) -> None:
+        context = zmq.Context(io_threads=1)
+        socket = connect_dealer(context, self._spec.endpoint, fresh_routing_id())
+        slot, incarnation = self._spec.slot, self._spec.incarnation
+        send(socket, encode(ReplicaHello(slot, incarnation, os.getpid(), VERSION)))
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wakeup, zmq.POLLIN)
+        next_pulse_s = time.monotonic() + PULSE_S
+        must_stop = False
+        while not must_stop:
+            # Rounded up: waking a fraction of a millisecond early would spin.
+            ready = dict(poller.poll(max(0, int((next_pulse_s - time.monotonic()) * 1000) + 1)))
+            if self._wakeup in ready:
+                os.eventfd_read(self._wakeup)
+            must_stop = self._take_in(socket) or self._is_closing
+            self._send_outbox(socket)
+            now_s = time.monotonic()
+            if now_s >= next_pulse_s:
+                send(socket, encode(self._pulse(now_s)))
+                next_pulse_s = now_s + PULSE_S
+        socket.close()
+        # Waits until what was sent has left, or for the socket's linger time.
+        context.term()
+        if not self._is_closing:
+            self.leave(ReplicaExit.STOPPED, "told to stop")
+
+    def _take_in(self, socket: zmq.Socket[bytes]) -> bool:
+        """Handles what has arrived; True if the process is to stop."""
+        for parts in drain(socket, MESSAGES_PER_TURN_MAX):
+            try:
+                message, frames = decode(parts)
+                if isinstance(message, Stop):
+                    return True
+                self._handle(message, frames)
+            except ProtocolError as error:
+                self._malformed.log(reason=str(error))
+        return False
+
+    def _handle(self, message: Message, frames: list[Buffer]) -> None:
+        match message:
+            case Batch():
+                self._batch_arrived(message, frames)
+            case ReplicaCancel():
+                for request_id in message.ids:
+                    job = self._open.get(request_id)
+                    if job is not None:
+                        job.cancelled = True
+            case Drain():
+                if self._is_draining:
+                    return
+                self._is_draining = True
+                self.state(State(self._spec.slot, self._spec.incarnation, Phase.DRAINING))
+                if self._stages is not None:
+                    self._stages.end()
+            case _:
+                raise ProtocolError(f"a broker does not send {type(message).__name__} to a model process")
+
+    def _batch_arrived(self, batch: Batch, frames: list[Buffer]) -> None:
+        now_s = time.monotonic()
+        jobs = [
+            Job(
+                id=item.id,
+                attempt=item.attempt,
+                operation=item.operation,
+                stream=item.stream,
+                deadline_s=now_s + item.remaining_ms / 1000,
+                payload=payload,
+                alone=batch.alone,
+                request_id=item.request_id,
+            )
+            for item, payload in split_frames(batch.items, frames)
+        ]
+        for job in jobs:
+            self._open[job.id] = job
+        if self._stages is not None and not self._is_draining:
+            self._stages.submit(jobs)
+            return
+        code, message = Code.MODEL_LOADING, "the model is not ready yet"
+        if self._is_draining:
+            code, message = Code.DRAINING, "this model process takes no new work"
+        for job in jobs:
+            self.result(job, ItemResult(job.id, job.attempt, code, 0, message=message), ())
+
+    def _send_outbox(self, socket: zmq.Socket[bytes]) -> None:
+        with self._lock:
+            self._is_awake = False
+            states, self._states = self._states, []
+            chunks, chunk_frames = self._chunks, self._chunk_frames
+            results, result_frames = self._results, self._result_frames
+            if chunks:
+                self._chunks, self._chunk_frames = [], []
+            if results:
+                self._results, self._result_frames = [], []
+        slot, incarnation = self._spec.slot, self._spec.incarnation
+        for state in states:
+            send(socket, encode(state))
+        # Before the results, which end their streams.
+        if chunks:
+            send(socket, encode(ReplicaChunk(slot, incarnation, tuple(chunks)), chunk_frames))
+        if results:
+            for job, _ in results:
+                if self._open.get(job.id) is job:
+                    del self._open[job.id]
+            items = tuple(result for _, result in results)
+            send(socket, encode(Result(slot, incarnation, items), result_frames))
+
+    def _pulse(self, now_s: float) -> ReplicaPulse:
+        running_since_s = self._progress.running_since_s
+        return ReplicaPulse(
+            slot=self._spec.slot,
+            incarnation=self._spec.incarnation,
+            progress_count=self._progress.step_count,
+            running_ms=0 if running_since_s is None else max(1, int((now_s - running_since_s) * 1000)),
+            memory_bytes=self._progress.device_bytes or resident_bytes(),
+        )
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM now, shared pages included."""
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

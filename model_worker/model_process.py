@@ -1,0 +1,171 @@
+"""The model process: one incarnation of one slot, from its first instruction to its exit.
+
+Owns the order of its life: guards, HELLO, load, warm-up, READY, batches, exit. The broker hears of each step, and of
+the cause in one line if one fails. Refuses to know the broker: it speaks the wire protocol and nothing else.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from model_worker import accelerator, faults
+from model_worker.exit_codes import ReplicaExit
+from model_worker.forward_stage import Progress, one_output_per_item
+from model_worker.host_stages import Limits, checked_cost
+from model_worker.launchers import guard_child
+from model_worker.link import BrokerLink
+from model_worker.runtimes import registry
+from model_worker.runtimes.base import Model
+from model_worker.specs import ReplicaSpec
+from model_worker.stages import Stages, run_guarded
+from shared import logs, values, wire
+from shared.errors import LoadError
+from shared.logs import log_event
+from shared.messages import Phase, State
+
+logger = logging.getLogger("model_worker")
+
+# More often than this nobody reads it, and a loader may report every tensor.
+REPORT_S = 0.1
+
+Report = Callable[..., None]
+"""Sends a phase, and optionally how far it is and in a few words what it does."""
+
+
+def run(spec: ReplicaSpec) -> None:
+    """The target of `multiprocessing`'s spawn; does not return: the process ends with a code of `ReplicaExit`."""
+    guard_child(spec)
+    logs.configure(spec.log_level, spec.log_format, program=spec.slot)
+    progress = Progress()
+    link = BrokerLink(spec, progress)
+    link.start()
+    run_guarded(lambda: _live(spec, link, progress), link.leave)
+
+
+def _live(spec: ReplicaSpec, link: BrokerLink, progress: Progress) -> None:
+    started_s = time.monotonic()
+    report = partial(State, spec.slot, spec.incarnation)
+    try:
+        model, limits = bring_up(spec, lambda *how_far: link.state(report(*how_far)))
+        ready = report(
+            Phase.READY,
+            mixes_parameters=bool(model.mixes_parameters),
+            max_batch_cost=limits.max_batch_cost,
+            max_batch_size=limits.max_batch_size,
+            choices=model.describe(),
+        )
+        wire.check(ready)
+    except BaseException as error:
+        cause = faults.describe_with_cause(error)
+        permanent = isinstance(error, LoadError) and error.permanent
+        log_event(logger, "error", "load_failed", slot=spec.slot, cause=cause, permanent=permanent, exception=error)
+        link.state(report(Phase.FAILED, detail=cause, permanent=permanent))
+        link.leave(ReplicaExit.LOAD_FAILED, cause)
+    progress.sample_memory()
+    stages = Stages(model, limits, link, progress, link.leave)
+    link.serve(stages)
+    link.state(ready)
+    seconds = round(time.monotonic() - started_s, 3)
+    log_event(logger, "info", "model_ready", slot=spec.slot, seconds=seconds, choices=ready.choices)
+    stages.serve()
+    link.wait()
+
+
+def bring_up(spec: ReplicaSpec, report: Report) -> tuple[Model, Limits]:
+    """Builds, loads and warms the model; returns it with the limits that its batches must keep. Main thread only.
+
+    Raises:
+        LoadError: the model or its warm-up refused.
+        BaseException: whatever the model's own code raised.
+    """
+    report(Phase.LOADING)
+    model = registry.build(spec.runtime)
+    model.report_progress = _Reporter(report)
+    accelerator.set_threads(spec.threads)
+    model.load(spec.torch_device)
+    # Once more for a model that imported torch only now.
+    accelerator.set_threads(spec.threads)
+    report(Phase.WARMING)
+    limits = warm_up(model, Limits(spec.max_batch_cost or model.max_batch_cost, spec.max_batch_size))
+    # What was made so far lives as long as the process: no later collection needs to look through it.
+    gc.collect()
+    gc.freeze()
+    return model, limits
+
+
+class _Reporter:
+    """Turns what a model says about its load into reports, and thins them out."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._next_s = 0.0
+        self._text = ""
+
+    def __call__(self, fraction: float, text: str) -> None:
+        now_s = time.monotonic()
+        if text == self._text and now_s < self._next_s and fraction < 1.0:
+            return
+        self._next_s = now_s + REPORT_S
+        self._text = text
+        phase = Phase.DOWNLOADING if text.startswith("download") else Phase.LOADING
+        self._report(phase, fraction if 0.0 <= fraction <= 1.0 else -1.0, faults.one_line(text))
+
+
+def warm_up(model: Model, limits: Limits) -> Limits:
+    """Runs the model's examples through all three stages: the first one, the largest, as the fullest batch allowed.
+
+    If that does not fit into memory, smaller batches are tried, and what fits becomes the limit.
+
+    Raises:
+        LoadError: an example failed; the first real request would have.
+    """
+    for number, (inputs, parameters) in enumerate(model.examples()):
+        try:
+            cost = checked_cost(model, model.prepare(inputs, dict(parameters)))
+            count = _fullest(cost, limits) if number == 0 else 1
+            fitting = _largest_that_fits(model, inputs, parameters, count)
+        except Exception as error:
+            raise LoadError(f"warm-up failed: {faults.describe_with_cause(error)}") from error
+        if fitting < count:
+            limits = Limits(max(1, cost) * fitting, limits.max_batch_size)
+            log_event(
+                logger, "warning", "batch_limit_lowered", reason="out of memory", max_batch_cost=limits.max_batch_cost
+            )
+    return limits
+
+
+def _fullest(cost: int, limits: Limits) -> int:
+    sizes = [limits.max_batch_size or 1]
+    if limits.max_batch_cost and cost:
+        sizes.append(limits.max_batch_cost // cost)
+    return max(1, min(sizes))
+
+
+def _largest_that_fits(model: Model, inputs: object, parameters: dict[str, object], count: int) -> int:
+    while True:
+        try:
+            _run_stages(model, [model.prepare(inputs, dict(parameters)) for _ in range(count)])
+        except Exception as error:
+            if count == 1 or not faults.is_out_of_memory(error):
+                raise
+        else:
+            return count
+        # Only here: until the error is gone, its stack keeps the tensors of the failed forward alive.
+        accelerator.release_memory()
+        count //= 2
+
+
+def _run_stages(model: Model, items: list[object]) -> None:
+    outputs = one_output_per_item(model.forward(items), len(items))
+    accelerator.synchronize()
+    for output in outputs:
+        if isinstance(output, Exception):
+            raise output
+        if isinstance(output, Iterator):
+            # One step is as good as all of them: the shapes that follow are no larger.
+            output = next(output, None)
+        values.pack(model.finish(output))

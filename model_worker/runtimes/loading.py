@@ -1,0 +1,276 @@
+"""Loading weights and tokenizers with transformers, with causes that fit on one line.
+
+Owns how every built-in runtime loads: the type of the weights, the network (none for local files), remote code (never
+unless trusted, never a question on stdin), heads that were not in the file, and the noise of the libraries. Refuses
+to know any task.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+import transformers
+from huggingface_hub import errors as hub_errors
+from huggingface_hub.utils import disable_progress_bars
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
+
+from model_worker.runtimes import sources, tasks
+from model_worker.runtimes.sources import Source
+from model_worker.specs import RuntimeSpec
+from shared.errors import ConfigurationError, LoadError
+
+logger = logging.getLogger(__name__)
+
+_LINE_LENGTH_MAX = 400
+_TOKENIZER_LIMIT_MAX = 10**6
+"""Tokenizers that know no limit report a huge number (10**30) instead."""
+
+
+class Checkpoint:
+    """One model's files, and the ways to load from them. Main thread only."""
+
+    def __init__(self, spec: RuntimeSpec) -> None:
+        self.spec = spec
+        try:
+            self.source: Source = sources.resolve(spec.source)
+        except ConfigurationError as error:
+            raise LoadError(str(error), permanent=True) from None
+
+    def load_config(self, subfolder: str = "") -> Any:
+        with self.one_line_errors("its configuration"):
+            config = AutoConfig.from_pretrained(self.source.location, **self._where(subfolder))
+        try:
+            tasks.check_architectures(self.spec.source, self.spec.task, getattr(config, "architectures", None) or [])
+        except ConfigurationError as error:
+            raise LoadError(str(error), permanent=True) from None
+        return config
+
+    def load_tokenizer(self, subfolder: str = "") -> Any:
+        with self.one_line_errors("its tokenizer"):
+            return AutoTokenizer.from_pretrained(self.source.location, **self._where(subfolder))
+
+    def load_model(
+        self,
+        classes: Sequence[Any],
+        config: Any,
+        device: str,
+        *,
+        may_lack: Sequence[str] = (),
+        subfolder: str = "",
+    ) -> Any:
+        """Loads with the first of `classes` that is made for `config`, in eval mode, onto `device`.
+
+        `may_lack` are parts of the names of weights that the file need not hold.
+
+        Raises:
+            LoadError: also if the file lacks weights that the task needs: they would be random numbers.
+        """
+        model_class = next((candidate for candidate in classes if _is_made_for(candidate, config)), None)
+        if model_class is None:
+            raise LoadError(
+                f"{self.spec.source}: task = {self.spec.task!r} is not there for models of type {config.model_type!r}",
+                permanent=True,
+            )
+        dtype = resolve_dtype(self.spec.dtype, device)
+        with self.one_line_errors("its weights"):
+            model, report = model_class.from_pretrained(
+                self.source.location, config=config, dtype=dtype, output_loading_info=True, **self._where(subfolder)
+            )
+            self._refuse_random_weights(model, report, may_lack)
+            model.eval()
+            model.to(device)
+        return model
+
+    def read_json(self, file: str) -> Any:
+        """The content of a JSON file of the checkpoint; None if it has no such file."""
+        if self.source.kind == "gguf":
+            return None
+        where = {key: value for key, value in self._where().items() if key != "trust_remote_code"}
+        with self.one_line_errors(file):
+            path = cached_file(
+                self.source.location,
+                file,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_gated_repo=True,
+                **where,
+            )
+            if path is None:
+                return None
+            with open(path, encoding="utf-8") as stream:
+                return json.load(stream)
+
+    def read_weights(self, subfolder: str) -> dict[str, torch.Tensor]:
+        """The tensors of a small module that is not a transformers model."""
+        where = {key: value for key, value in self._where().items() if key != "trust_remote_code"}
+        with self.one_line_errors(f"the weights in {subfolder}"):
+            path = cached_file(
+                self.source.location,
+                f"{subfolder}/model.safetensors",
+                _raise_exceptions_for_missing_entries=False,
+                **where,
+            )
+            if path is not None:
+                from safetensors.torch import load_file
+
+                return load_file(path)
+            path = cached_file(self.source.location, f"{subfolder}/pytorch_model.bin", **where)
+            tensors: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+            return tensors
+
+    def load_component(self, auto_class: Any, *, required: bool) -> Any:
+        """A tokenizer or processor by its auto class; None if it is not `required` and not there."""
+        try:
+            with quiet_libraries():
+                return auto_class.from_pretrained(self.source.location, **self._where())
+        except Exception as error:
+            # Which of the optional parts a model has can only be found out by trying.
+            if required:
+                raise
+            logger.debug("optional_part_absent part=%s reason=%s", auto_class.__name__, one_line(error))
+            return None
+
+    def _where(self, subfolder: str = "") -> dict[str, Any]:
+        keywords: dict[str, Any] = {
+            # False, not None: with None transformers asks on stdin.
+            "trust_remote_code": self.spec.trust_remote_code,
+            "local_files_only": self.source.is_local,
+        }
+        if self.spec.revision is not None:
+            keywords["revision"] = self.spec.revision
+        if subfolder:
+            keywords["subfolder"] = subfolder
+        if self.source.file is not None:
+            keywords["gguf_file"] = self.source.file
+        return keywords
+
+    def _refuse_random_weights(self, model: Any, report: dict[str, Any], may_lack: Sequence[str]) -> None:
+        missing = sorted(key for key in report["missing_keys"] if not any(part in key for part in may_lack))
+        mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report["mismatched_keys"])
+        if not missing and not mismatched:
+            return
+        lacking = [*missing, *mismatched]
+        raise LoadError(
+            f"wrong task for the weights: {self.spec.source} lacks {len(lacking)} of the weights that "
+            f"task = {self.spec.task!r} needs as {type(model).__name__} ({', '.join(lacking[:3])}"
+            f"{', …' if len(lacking) > 3 else ''}); they would be random numbers",
+            permanent=True,
+        )
+
+    @contextmanager
+    def one_line_errors(self, part: str) -> Iterator[None]:
+        """Turns whatever goes wrong while `part` is loaded into a `LoadError`, and keeps the libraries quiet."""
+        try:
+            with quiet_libraries():
+                yield
+        except LoadError:
+            raise
+        except Exception as error:
+            self._raise_load_error(part, error)
+
+    def _raise_load_error(self, part: str, error: Exception) -> NoReturn:
+        text = one_line(error)
+        where = f"{self.spec.source}: cannot load {part}"
+        if isinstance(error, torch.OutOfMemoryError):
+            raise LoadError(f"{where}: out of device memory: {text}") from error
+        if "trust_remote_code" in str(error):
+            raise LoadError(
+                f"{where}: it needs Python code that comes with the model; read that code, then set "
+                "trust_remote_code = true",
+                permanent=True,
+            ) from error
+        if isinstance(error, SafetensorError):
+            raise LoadError(f"{where}: damaged or incomplete .safetensors file: {text}", permanent=True) from error
+        if isinstance(error, ImportError):
+            raise LoadError(f"{where}: a package is missing: {text}", permanent=True) from error
+        if isinstance(error, hub_errors.GatedRepoError):
+            raise LoadError(f"{where}: access to it has to be granted on the hub first: {text}", permanent=True) from error
+        if isinstance(error, (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError)):
+            raise LoadError(f"{where}: not on the hub: {text}", permanent=True) from error
+        permanent = self.source.is_local and isinstance(error, (OSError, ValueError, KeyError, TypeError))
+        raise LoadError(f"{where}: {type(error).__name__}: {text}", permanent=permanent) from error
+
+
+def resolve_dtype(dtype: str, device: str) -> Any:
+    """`auto` is float32 on a CPU, and as stored on an accelerator."""
+    if dtype == "auto":
+        return torch.float32 if torch.device(device).type == "cpu" else "auto"
+    return getattr(torch, dtype)
+
+
+def position_limit(model: Any, tokenizer: Any) -> int | None:
+    """The most tokens one sequence may have; None if neither model nor tokenizer knows a limit."""
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    positions = getattr(config, "max_position_embeddings", None)
+    limits = [positions] if isinstance(positions, int) and positions > 0 else []
+    for name, module in model.named_modules():
+        # RoBERTa and its kin keep the rows up to the padding id free, so the table is longer than the longest text.
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            free_rows = 0 if module.padding_idx is None else module.padding_idx + 1
+            limits.append(module.num_embeddings - free_rows)
+    tokenizer_limit = getattr(tokenizer, "model_max_length", None)
+    if isinstance(tokenizer_limit, int) and 0 < tokenizer_limit <= _TOKENIZER_LIMIT_MAX:
+        limits.append(tokenizer_limit)
+    return min(limits, default=None)
+
+
+def pad_token_id(tokenizer: Any) -> int:
+    """An id for padding. It is masked wherever it stands, so any will do where the tokenizer has none of its own."""
+    for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id):
+        if candidate is not None:
+            return int(candidate)
+    return 0
+
+
+def copy_tokenizer(tokenizer: Any) -> Any:
+    """A tokenizer for another thread: encoding rewrites settings of the shared object, and must not do so here."""
+    return copy.deepcopy(tokenizer)
+
+
+def describe_model(model: Any) -> dict[str, object]:
+    parameters = list(model.parameters())
+    return {
+        "class": type(model).__name__,
+        "dtype": str(getattr(model, "dtype", parameters[0].dtype if parameters else None)).removeprefix("torch."),
+        "device": str(model.device),
+        "weights_bytes": sum(tensor.numel() * tensor.element_size() for tensor in [*parameters, *model.buffers()]),
+        "transformers": transformers.__version__,
+    }
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error's text that says something."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    text = next((line for line in lines if line), type(error).__name__)
+    return text if len(text) <= _LINE_LENGTH_MAX else text[: _LINE_LENGTH_MAX - 1] + "…"
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """No progress bars, no load reports; from now on transformers' messages go where all other log lines go."""
+    disable_progress_bars()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _is_made_for(model_class: Any, config: Any) -> bool:
+    mapping = getattr(model_class, "_model_mapping", None)
+    if mapping is None:
+        return True
+    remote = getattr(config, "auto_map", None) or {}
+    return type(config) in mapping or model_class.__name__ in remote

@@ -1,0 +1,458 @@
+"""Every task of transformers' pipelines, run in three stages by the pipeline's own code.
+
+A pipeline object does everything in one call: check, tokenise, compute, decode. Here its `__call__` runs on the
+prepare thread with the computing taken out: `_Staging` takes the place of its inner loop, keeps the prepared model
+inputs, and returns a `_Hole` for each result, so that the pipeline itself decides the shape of the answer. The model
+inputs of many requests are then collated by the library's own rule and computed at once, cut apart again, and each
+request's holes are filled by the pipeline's `postprocess`. Answers are those of `pipeline(task)(inputs)`, computed
+alone.
+
+Refuses over-long text (the pipelines fail deep inside the model, or cut silently), unknown parameters (the pipelines
+swallow them), and URLs or file names as inputs (the pipelines would read them).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers.pipelines import PIPELINE_REGISTRY, ChunkPipeline
+from transformers.pipelines.base import PipelineException, pad_collate_fn
+from transformers.pipelines.pt_utils import PipelineIterator
+
+from model_worker.runtimes import batching, checks, loading, media, padding, samples, tasks
+from model_worker.runtimes.base import Model
+from model_worker.runtimes.pipeline_parameters import PipelineParameters
+from model_worker.specs import RuntimeSpec
+from shared.errors import InvalidInput, LoadError
+
+logger = logging.getLogger(__name__)
+
+_COMPONENTS = {
+    "tokenizer": "AutoTokenizer",
+    "feature_extractor": "AutoFeatureExtractor",
+    "image_processor": "AutoImageProcessor",
+    "video_processor": "AutoVideoProcessor",
+    "processor": "AutoProcessor",
+}
+# Heads of a body that the pipelines never read, and that many files therefore lack.
+_UNUSED_WEIGHTS = ("pooler.",)
+# A request whose texts and labels together are more than this many full batches would hold the device for too long.
+_BATCHES_PER_ITEM_MAX = 64
+_CALLER_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, PipelineException)
+# How far a result may be from the one computed alone before a model counts as one that cannot be batched.
+_PROBE_TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
+_PROBE_TOLERANCE_HALF = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Hole:
+    """Stands in an answer for the result of part number `part`."""
+
+    part: int
+
+
+@dataclass(slots=True)
+class _Part:
+    """One input of a request: what `preprocess` made of it, and the parameters for the other two stages."""
+
+    chunks: list[Any]
+    forward_parameters: dict[str, Any]
+    postprocess_parameters: dict[str, Any]
+    outputs: list[Any] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Item:
+    answer: Any
+    parts: list[_Part]
+    cost: int
+    group: Hashable
+    has_parameters: bool
+
+
+class _Staging:
+    """Mixed in before a pipeline's class: its `__call__` prepares, and computes nothing."""
+
+    parts: list[_Part]
+
+    def run_single(self, inputs: Any, preprocess: Any, forward: Any, postprocess: Any) -> _Hole:
+        return next(self.get_iterator([inputs], 0, 1, preprocess, forward, postprocess))
+
+    def get_iterator(
+        self, inputs: Iterable[Any], num_workers: int, batch_size: int, preprocess: Any, forward: Any, postprocess: Any
+    ) -> Iterator[_Hole]:
+        for value in inputs:
+            prepared = self.preprocess(value, **preprocess)  # type: ignore[attr-defined]
+            chunks = list(prepared) if isinstance(self, ChunkPipeline) else [prepared]
+            self.parts.append(_Part(chunks, dict(forward), dict(postprocess)))
+            yield _Hole(len(self.parts) - 1)
+
+
+class _Uncut:
+    """Mixed in before a tokenizer's class: cuts text to the model's own limit only if `may_truncate`.
+
+    Several pipelines ask for that without being told to. Text that is too long then arrives whole, and is refused.
+    """
+
+    may_truncate = False
+
+    def __call__(
+        self, *args: Any, truncation: Any = None, max_length: int | None = None, **keywords: Any
+    ) -> Any:
+        if not self.may_truncate and max_length is None and not keywords.get("return_overflowing_tokens"):
+            truncation = False
+        return super().__call__(*args, truncation=truncation, max_length=max_length, **keywords)  # type: ignore[misc]
+
+
+class PipelineModel(Model):
+    """One task of transformers' pipelines. `options` are default values of its parameters."""
+
+    mixes_parameters = True
+
+    def __init__(self, spec: RuntimeSpec) -> None:
+        self._spec = spec
+        self._task = tasks.canonical(spec.task)
+        self._pipeline: Any = None  # the model's; main thread
+        self._staging: Any = None  # shares the model; prepare thread
+        self._finishing: Any = None  # shares the model; finish thread
+        self._parameters: PipelineParameters
+        self._limit_tokens: int | None = None
+        self._collate: Any = None
+        self._solo_reason = ""  # why requests run one by one; empty: they are batched
+        self._torch_device = "cpu"
+
+    def load(self, device: str) -> None:
+        self._torch_device = device
+        self._pipeline = self._load_pipeline(device)
+        tokenizer = self._pipeline.tokenizer
+        if tokenizer is not None:
+            self._limit_tokens = loading.position_limit(self._pipeline.model, tokenizer)
+            if self._limit_tokens is not None:
+                # So that `truncation` and `stride` cut at what the model can take, whatever the tokenizer's file says.
+                tokenizer.model_max_length = self._limit_tokens
+        self.max_batch_cost = padding.default_batch_cost(device)
+        self._split_by_thread()
+        self._parameters = PipelineParameters(self._staging, self._limit_tokens)
+        self._check_options()
+        self._solo_reason = self._prepare_batching() or self._probe_batching()
+        if self._solo_reason:
+            self._collate = None
+
+    def prepare(self, inputs: Any, parameters: dict[str, Any]) -> _Item:
+        arguments, may_truncate = self._parameters.check({**self._spec.options, **parameters})
+        if self._task in samples.TEXT_TASKS:
+            _check_texts(inputs, self._task, arguments)
+        else:
+            inputs = media.decode(inputs, self._task)
+        staging = self._staging
+        staging.parts = []
+        staging.call_count = 0  # transformers warns after ten calls, meaning calls that compute
+        if staging.tokenizer is not None:
+            staging.tokenizer.may_truncate = may_truncate
+        try:
+            answer = staging(inputs, **arguments)
+        except _CALLER_ERRORS as error:
+            raise InvalidInput(f"{type(error).__name__}: {loading.one_line(error)}") from error
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of the tokenizers' Rust code; derives from BaseException
+                raise
+            raise InvalidInput(f"the tokenizer cannot process this: {loading.one_line(error)}") from error
+        parts, staging.parts = staging.parts, []
+        lengths = [_length(chunk) for part in parts for chunk in part.chunks]
+        self._check_lengths(parts)
+        return _Item(
+            answer=answer,
+            parts=parts,
+            cost=sum(lengths),
+            group=(repr(parts[0].forward_parameters), _signature(parts[0].chunks[0])) if parts else None,
+            has_parameters=bool(parameters),
+        )
+
+    def cost(self, item: _Item) -> int:
+        return item.cost
+
+    def group(self, item: _Item) -> Hashable:
+        # Where nothing can be batched, no two items are alike.
+        return id(item) if self._solo_reason else item.group
+
+    def forward(self, items: Sequence[_Item]) -> list[_Item]:
+        work = [(part, chunk) for item in items for part in item.parts for chunk in part.chunks]
+        outputs: list[Any] = [None] * len(work)
+        for positions in self._batches(work):
+            chunks = [work[position][1] for position in positions]
+            results = self._run(chunks, work[positions[0]][0].forward_parameters)
+            for position, result in zip(positions, results, strict=True):
+                outputs[position] = result
+        for part in (part for item in items for part in item.parts):
+            part.outputs = []
+        for (part, _), output in zip(work, outputs, strict=True):
+            part.outputs.append(output)
+        return list(items)
+
+    def finish(self, output: _Item) -> Any:
+        try:
+            with torch.inference_mode():
+                results = [self._postprocess(part) for part in output.parts]
+        except (*_CALLER_ERRORS, RuntimeError) as error:
+            if not output.has_parameters:
+                raise
+            # The inputs went through the model, so it is a parameter's value that cannot be used.
+            raise InvalidInput(f"these parameters do not fit: {loading.one_line(error)}") from error
+        return media.to_plain(_filled(output.answer, results))
+
+    def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        longest = padding.warm_up_tokens(self._torch_device, self._limit_tokens)
+        return samples.examples(self._task, self._staging.tokenizer, longest, self._sampling_rate())
+
+    def describe(self) -> dict[str, object]:
+        tokenizer = self._pipeline.tokenizer
+        return {
+            **loading.describe_model(self._pipeline.model),
+            "pipeline": type(self._pipeline).__name__,
+            "batching": f"one by one: {self._solo_reason}" if self._solo_reason else "on",
+            "padding_side": None if tokenizer is None else tokenizer.padding_side,
+            "limit_tokens": self._limit_tokens,
+            "parameters": sorted(self._parameters.known),
+        }
+
+    # --- load ---
+
+    def _load_pipeline(self, device: str) -> Any:
+        try:
+            _, definition, _ = PIPELINE_REGISTRY.check_task(self._task)
+        except KeyError:
+            raise LoadError(
+                f"task = {self._spec.task!r} is not in transformers {transformers.__version__}", permanent=True
+            ) from None
+        checkpoint = loading.Checkpoint(self._spec)
+        config = checkpoint.load_config()
+        model = checkpoint.load_model(definition["pt"], config, device, may_lack=_UNUSED_WEIGHTS)
+        pipeline_class = _import_class(definition["impl"])
+        with checkpoint.one_line_errors("its pipeline"):
+            components = {
+                name: checkpoint.load_component(getattr(transformers, auto_class), required=bool(flag))
+                for name, auto_class in _COMPONENTS.items()
+                if (flag := getattr(pipeline_class, f"_load_{name}", False)) is not False
+            }
+            pipeline = pipeline_class(model=model, task=self._task, device=torch.device(device), **components)
+        if not getattr(pipeline, "_pipeline_calls_generate", False):
+            model.config.use_cache = False  # keys and values for steps that never come
+        return pipeline
+
+    def _split_by_thread(self) -> None:
+        """Gives the prepare and the finish thread a pipeline each, with a tokenizer of its own."""
+        self._finishing = copy.copy(self._pipeline)
+        self._staging = copy.copy(self._pipeline)
+        self._staging.__class__ = type("Staging", (_Staging, type(self._pipeline)), {})
+        if self._pipeline.tokenizer is not None:
+            self._finishing.tokenizer = loading.copy_tokenizer(self._pipeline.tokenizer)
+            tokenizer = loading.copy_tokenizer(self._pipeline.tokenizer)
+            tokenizer.__class__ = type(type(tokenizer).__name__, (_Uncut, type(tokenizer)), {})
+            self._staging.tokenizer = tokenizer
+
+    def _check_options(self) -> None:
+        try:
+            self._parameters.check(dict(self._spec.options))
+        except InvalidInput as error:
+            raise LoadError(f"options of model {self._spec.name!r}: {error.message}", permanent=True) from None
+
+    def _prepare_batching(self) -> str:
+        """Sets up collating; returns why it cannot be, or nothing."""
+        if getattr(self._pipeline, "_pipeline_calls_generate", False):
+            return "the pipeline generates"
+        tokenizer = self._pipeline.tokenizer
+        processor = self._pipeline.feature_extractor or self._pipeline.image_processor
+        if tokenizer is not None and tokenizer.pad_token_id is None:
+            token = tokenizer.eos_token or tokenizer.unk_token
+            if token is None:
+                return "the tokenizer has no token to pad with"
+            for owner in (self._pipeline, self._staging, self._finishing):
+                owner.tokenizer.pad_token = token
+        if tokenizer is not None and getattr(self._pipeline.model.config, "pad_token_id", None) is None:
+            self._pipeline.model.config.pad_token_id = tokenizer.pad_token_id
+        try:
+            self._collate = pad_collate_fn(tokenizer, processor)
+        except ValueError as error:
+            return loading.one_line(error)
+        return ""
+
+    def _probe_batching(self) -> str:
+        """Computes two requests of different length together and alone; returns what is wrong, or nothing."""
+        longest = padding.warm_up_tokens(self._torch_device, self._limit_tokens)
+        pair = samples.unequal_pair(self._task, self._staging.tokenizer, longest, self._sampling_rate())
+        if not pair:
+            return "no request is known to try it with"
+        try:
+            together = [self.finish(output) for output in self.forward([self.prepare(*each) for each in pair])]
+        except Exception as error:
+            return f"{type(error).__name__}: {loading.one_line(error)}"
+        alone = [self.finish(self.forward([self.prepare(*each)])[0]) for each in pair]
+        tolerance = _PROBE_TOLERANCES.get(self._pipeline.model.dtype, _PROBE_TOLERANCE_HALF)
+        return "" if _close(together, alone, tolerance) else "padding changes the results"
+
+    def _sampling_rate(self) -> int | None:
+        extractor = self._pipeline.feature_extractor
+        return None if extractor is None else getattr(extractor, "sampling_rate", None)
+
+    # --- prepare ---
+
+    def _check_lengths(self, parts: Sequence[_Part]) -> None:
+        tokens = 0
+        for index, part in enumerate(parts):
+            where = f"inputs[{index}]" if len(parts) > 1 else "inputs"
+            for chunk in part.chunks:
+                length = _text_length(chunk)
+                if length is None:
+                    continue
+                tokens += length
+                if length == 0:
+                    raise InvalidInput(f"{where} holds no tokens: give some text")
+                if self._limit_tokens is not None and length > self._limit_tokens:
+                    remedy = "shorten it, or set truncation to true"
+                    if "stride" in self._parameters.known and self._task == "token-classification":
+                        remedy += ", or stride to read it in windows"
+                    raise checks.too_long(where, length, self._limit_tokens, remedy)
+        limit = _BATCHES_PER_ITEM_MAX * self.max_batch_cost
+        if tokens > limit:
+            raise InvalidInput(f"inputs are {tokens} tokens in all; one request may have {limit}: send several")
+
+    # --- forward ---
+
+    def _batches(self, work: Sequence[tuple[_Part, Any]]) -> list[list[int]]:
+        if self._collate is None:
+            return [[position] for position in range(len(work))]
+        return batching.split(
+            [_length(chunk) for _, chunk in work],
+            [(repr(part.forward_parameters), _signature(chunk)) for part, chunk in work],
+            max_batch_cost=self.max_batch_cost,
+            max_batch_size=0,
+        )
+
+    def _run(self, chunks: Sequence[Any], forward_parameters: dict[str, Any]) -> list[Any]:
+        batch = self._collate(chunks) if len(chunks) > 1 else chunks[0]
+        # The library's own iterator cuts a batch's output apart, as it does inside `pipeline(…, batch_size=n)`.
+        iterator = PipelineIterator([batch], self._pipeline.forward, forward_parameters, loader_batch_size=len(chunks))
+        with torch.inference_mode():
+            outputs = list(iterator)
+        if len(chunks) > 1:
+            padded_length = _length(batch)
+            side = "right" if self._pipeline.tokenizer is None else self._pipeline.tokenizer.padding_side
+            outputs = [
+                _unpadded(output, chunk, padded_length, side) for output, chunk in zip(outputs, chunks, strict=True)
+            ]
+        return outputs
+
+    # --- finish ---
+
+    def _postprocess(self, part: _Part) -> Any:
+        if not isinstance(self._finishing, ChunkPipeline):
+            return self._finishing.postprocess(part.outputs[0], **part.postprocess_parameters)
+        for output in part.outputs:
+            output.pop("is_last", None)
+        return self._finishing.postprocess(part.outputs, **part.postprocess_parameters)
+
+
+def _import_class(reference: Any) -> Any:
+    if not isinstance(reference, str):  # transformers 4 keeps the class itself
+        return reference
+    module, _, name = reference.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _check_texts(inputs: Any, task: str, arguments: dict[str, Any]) -> None:
+    values = inputs if isinstance(inputs, list) else [inputs]
+    if not values:
+        raise InvalidInput("inputs is an empty list: give at least one text")
+    if task == "token-classification" and arguments.get("is_split_into_words"):
+        for index, value in enumerate(values if values and isinstance(values[0], list) else [values]):
+            checks.texts(f"inputs[{index}]", value)
+        return
+    for index, value in enumerate(values):
+        where = f"inputs[{index}]" if isinstance(inputs, list) else "inputs"
+        if task == "text-classification" and isinstance(value, dict):
+            _check_pair(where, value)
+        elif not isinstance(value, str):
+            wanted = 'a string, or an object {"text", "text_pair"}' if task == "text-classification" else "a string"
+            raise InvalidInput(f"{where} must be {wanted}, or a list of them, got {checks.shown(value)}")
+
+
+def _check_pair(where: str, value: dict[str, Any]) -> None:
+    if "text" not in value or not set(value) <= {"text", "text_pair"}:
+        raise InvalidInput(f'{where} must have "text" and may have "text_pair", got {checks.shown(sorted(value))}')
+    for name, text in value.items():
+        checks.text(f"{where}.{name}", text)
+
+
+def _text_length(chunk: Any) -> int | None:
+    ids = chunk.get("input_ids") if hasattr(chunk, "get") else None
+    return int(ids.shape[-1]) if isinstance(ids, torch.Tensor) and ids.ndim >= 2 else None
+
+
+def _length(chunk: Any) -> int:
+    """Padded units of one model input: tokens of text, 1 for anything else."""
+    return _text_length(chunk) or 1
+
+
+def _signature(chunk: Any) -> Hashable:
+    """Equal for model inputs that may share a batch without changing one another's results."""
+    if not hasattr(chunk, "items"):
+        return type(chunk).__name__
+    can_pad = "attention_mask" in chunk
+    entries: list[Hashable] = []
+    for key, value in sorted(chunk.items()):
+        if not isinstance(value, torch.Tensor):
+            entries.append((key, type(value).__name__ if value is None else ""))
+        elif can_pad and value.ndim >= 2 and not value.is_floating_point():
+            entries.append((key, value.ndim, tuple(value.shape[2:])))
+        else:
+            # Sound and pictures: padding would be heard and seen, so only equal shapes go together.
+            entries.append((key, tuple(value.shape)))
+    return tuple(entries)
+
+
+def _unpadded(output: Any, chunk: Any, padded_length: int, side: str) -> Any:
+    """Takes the padding out of one row of a batch's output, so that it looks as if computed alone."""
+    length = _text_length(chunk)
+    if length is None or length == padded_length or not hasattr(output, "items"):
+        return output
+    own = slice(None, length) if side == "right" else slice(padded_length - length, None)
+    for key, value in list(output.items()):
+        per_token = isinstance(value, torch.Tensor) and value.ndim >= 2 and value.shape[1] == padded_length
+        # Of outputs that the model made, those per token have three dimensions: two are one score per label.
+        if per_token and (key in chunk or value.ndim == 3):
+            output[key] = value[:, own]
+    return output
+
+
+def _filled(answer: Any, results: Sequence[Any]) -> Any:
+    if isinstance(answer, _Hole):
+        return results[answer.part]
+    if isinstance(answer, (list, tuple)):
+        return [_filled(entry, results) for entry in answer]
+    if isinstance(answer, dict):
+        return {key: _filled(entry, results) for key, entry in answer.items()}
+    return answer
+
+
+def _close(one: Any, other: Any, tolerance: float) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_close(one[key], other[key], tolerance) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_close(left, right, tolerance) for left, right in pairs)
+    if isinstance(one, (float, int)) and isinstance(other, (float, int)):
+        both_nan = math.isnan(one) and math.isnan(other)
+        return both_nan or math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+    if isinstance(one, (np.ndarray, torch.Tensor)):
+        return np.shape(one) == np.shape(other) and bool(np.allclose(one, other, rtol=tolerance, atol=tolerance))
+    # Text follows the numbers, and may flip between two labels of equal score.
+    return type(one) is type(other)

@@ -1,0 +1,103 @@
+"""The three stages that every item of a batch goes through: prepare, forward, finish.
+
+    I/O thread --arrived--> prepare thread --prepared--> main thread --computed--> finish thread --> outlet
+                            decode, check,               forward,                  plain values,
+                            tokenise, split              nothing else              encode
+
+Owns the threads and the bounded queues between them. An error is either an item's, and ends that item, or the
+process's, and ends the process: a thread never dies alone. Refuses sockets: batches come in by `submit` and results
+go out through an `Outlet`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import Queue, SimpleQueue
+
+from model_worker import faults
+from model_worker.exit_codes import ReplicaExit
+from model_worker.forward_stage import ForwardStage, Order, Progress
+from model_worker.host_stages import FinishStage, Limits, PrepareStage
+from model_worker.jobs import Answers, Job, Leave, Outlet
+from model_worker.runtimes.base import Model
+from shared.errors import Code
+from shared.logs import log_event
+
+logger = logging.getLogger("model_worker")
+
+# The broker gives a replica one running and one prefetched batch; more than this is a fault of the broker's, and is
+# refused rather than stored.
+ARRIVED_BATCHES_MAX = 16
+# Deep enough to hide a hiccup of the next stage, shallow enough that a cancelled item is still ahead of its forward.
+PREPARED_BATCHES_MAX = 4
+COMPUTED_ORDERS_MAX = 8
+
+
+class Stages:
+    """Runs one loaded and warmed model."""
+
+    def __init__(self, model: Model, limits: Limits, outlet: Outlet, progress: Progress, leave: Leave) -> None:
+        self._outlet = outlet
+        self._leave = leave
+        self._answers = Answers(outlet, leave)
+        self._arrived: SimpleQueue[list[Job] | None] = SimpleQueue()
+        self._prepared: Queue[list[Job] | None] = Queue(PREPARED_BATCHES_MAX)
+        self._computed: Queue[Order | None] = Queue(COMPUTED_ORDERS_MAX)
+        self._prepare = PrepareStage(model, limits, self._answers)
+        self._finish = FinishStage(model, self._answers, outlet)
+        self._forward = ForwardStage(model, self._answers, self._finish, self._computed, progress, leave)
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Takes one batch in; never blocks. I/O thread only."""
+        if self._arrived.qsize() < ARRIVED_BATCHES_MAX:
+            self._arrived.put(jobs)
+            return
+        for job in jobs:
+            message = f"this model process already holds {ARRIVED_BATCHES_MAX} batches that wait"
+            self._answers.fail(job, Code.OVERLOADED, message)
+        self._outlet.flush()
+
+    def end(self) -> None:
+        """No more batches will come: `serve` returns when those that came are answered. I/O thread only."""
+        self._arrived.put(None)
+
+    def serve(self) -> None:
+        """Computes until `end`. Main thread only; the other two stages get threads of their own."""
+        finish = self._start("finish", self._run_finish)
+        self._start("prepare", self._run_prepare)
+        while (jobs := self._prepared.get()) is not None:
+            self._forward.compute(jobs)
+        self._computed.put(None)
+        finish.join()
+
+    def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=run_guarded, args=(work, self._leave), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _run_prepare(self) -> None:
+        while (jobs := self._arrived.get()) is not None:
+            micro_batches = self._prepare.split(jobs)
+            self._outlet.flush()
+            for micro_batch in micro_batches:
+                self._prepared.put(micro_batch)
+        self._prepared.put(None)
+
+    def _run_finish(self) -> None:
+        while (order := self._computed.get()) is not None:
+            order()
+            self._outlet.flush()
+
+
+def run_guarded(work: Callable[[], None], leave: Leave) -> None:
+    """Runs a thread's work; whatever it raises ends the process."""
+    try:
+        work()
+    except BaseException as error:
+        name = threading.current_thread().name
+        if faults.ends_process(error):
+            leave(ReplicaExit.MODEL_EXITED, f"the model's code raised {faults.describe(error)} on the {name} thread")
+        log_event(logger, "error", "thread_failed", thread=name, exception=error)
+        leave(ReplicaExit.INTERNAL_ERROR, f"{faults.describe(error)} on the {name} thread")

@@ -1,0 +1,326 @@
+"""The ZeroMQ sockets of the wire, with their options, and the private directory that holds their files.
+
+Owns which options are set, how a message is sent and received without blocking, and who may use a run directory.
+Refuses to look into a message, and every transport but `ipc://`: nothing here authenticates a peer, the directory's
+mode does.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import zmq
+from typing_extensions import Buffer
+
+from shared.errors import ConfigurationError
+from shared.messages import FRAME_BYTES_MAX
+
+__all__ = ["Buffer", "RunDirectory", "bind_router", "connect_dealer", "drain", "fresh_routing_id", "receive", "send"]
+
+FRONT_SOCKET = "front.sock"
+MODEL_SOCKET = "model.sock"
+LOCK_FILE = "lock"
+
+# `sockaddr_un.sun_path` has 108 bytes, the last of which is the terminating NUL. A longer path cannot be bound.
+SOCKET_PATH_BYTES_MAX = 107
+# How long closing a socket waits for what was sent to leave. A local peer that reads takes it at once; one that does
+# not must not hold up an exit.
+LINGER_MS = 1000
+# From here on a frame is handed to ZeroMQ by reference. Below, copying is cheaper than counting references; this is
+# also pyzmq's own threshold.
+ZERO_COPY_BYTES_MIN = 64 * 1024
+
+# The process that first used each context; see `_claim`.
+_owner_pids: weakref.WeakKeyDictionary[zmq.Context[Any], int] = weakref.WeakKeyDictionary()
+
+
+class RunDirectory:
+    """The directory of one instance: its two socket files, and the lock that keeps a second instance out.
+
+    The model server calls `prepare`, `lock` and `clean`, in this order and before it binds, and `release` at its end.
+    Everybody else only asks for the endpoints.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self._locks: list[int] = []
+
+    @property
+    def front_endpoint(self) -> str:
+        """Where the model server listens for front workers.
+
+        Raises:
+            ConfigurationError: the path is too long for a socket.
+        """
+        return self._endpoint(FRONT_SOCKET)
+
+    @property
+    def model_endpoint(self) -> str:
+        """Where the model server listens for model processes.
+
+        Raises:
+            ConfigurationError: the path is too long for a socket.
+        """
+        return self._endpoint(MODEL_SOCKET)
+
+    def prepare(self) -> None:
+        """Makes the directory, for this user only, or checks the one that is there.
+
+        Raises:
+            ConfigurationError: the path is too long, not a directory, not ours, open to others or not writable.
+        """
+        for name in (FRONT_SOCKET, MODEL_SOCKET):
+            self._endpoint(name)
+        try:
+            _make_private(self.path)
+            found = self.path.lstat()
+        except OSError as error:
+            raise ConfigurationError(
+                f"run directory {self.path} cannot be made: {error.strerror}; set run_dir to a path you can write to"
+            ) from None
+        if not stat.S_ISDIR(found.st_mode):
+            raise ConfigurationError(f"run directory {self.path} is not a directory; set run_dir to another path")
+        if found.st_uid != os.geteuid():
+            raise ConfigurationError(
+                f"run directory {self.path} belongs to user {found.st_uid}, not to {os.geteuid()} who runs this; "
+                "set run_dir to a path of your own"
+            )
+        if found.st_mode & 0o077:
+            raise ConfigurationError(
+                f"run directory {self.path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}), and who "
+                f"can reach its sockets can use the models: chmod 700 {self.path}"
+            )
+        _check_parent(self.path)
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ConfigurationError(f"run directory {self.path} is not writable; set run_dir to a path that is")
+
+    def lock(self) -> None:
+        """Keeps every other instance out until `release`, or until this process ends in whatever way.
+
+        Binding a live `ipc://` path raises nothing and silently takes the socket away from the process that had it,
+        so this lock is the only thing between two instances.
+
+        Raises:
+            ConfigurationError: another process holds the directory; its pid is named.
+        """
+        lock_file = self.path / LOCK_FILE
+        # The directory is locked as well: cleaners of temporary directories delete old files, but pass over a locked
+        # directory; and if the file is deleted all the same, the directory still keeps a second instance out.
+        for target, flags in ((lock_file, os.O_RDWR | os.O_CREAT), (self.path, os.O_RDONLY | os.O_DIRECTORY)):
+            try:
+                descriptor = os.open(target, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                self._unlock()
+                raise ConfigurationError(
+                    f"{target} cannot be opened: {error.strerror}; check its owner and mode"
+                ) from None
+            self._locks.append(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = _holder(lock_file)
+                self._unlock()
+                raise ConfigurationError(
+                    f"run directory {self.path} is in use by {holder}: stop it first, or give this instance another "
+                    "name or run_dir"
+                ) from None
+        os.ftruncate(self._locks[0], 0)
+        os.pwrite(self._locks[0], f"{os.getpid()}\n".encode(), 0)
+
+    def clean(self) -> None:
+        """Removes the socket files that a killed instance left behind. Only the holder of the lock may."""
+        assert self._locks, "only the holder of the lock may remove socket files"
+        for name in (FRONT_SOCKET, MODEL_SOCKET):
+            (self.path / name).unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Removes the socket files and lets the next instance in. Does nothing without the lock.
+
+        The lock file stays: removing it would let two processes lock two files of the same name.
+        """
+        if self._locks:
+            self.clean()
+            os.ftruncate(self._locks[0], 0)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        while self._locks:
+            os.close(self._locks.pop())
+
+    def _endpoint(self, name: str) -> str:
+        path = self.path / name
+        length_bytes = len(os.fsencode(path))
+        if length_bytes > SOCKET_PATH_BYTES_MAX:
+            raise ConfigurationError(
+                f"{path} has {length_bytes} bytes and a socket's path may have {SOCKET_PATH_BYTES_MAX}: "
+                f"set run_dir to a path of at most {SOCKET_PATH_BYTES_MAX - len(name) - 1} bytes"
+            )
+        return f"ipc://{path}"
+
+
+def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    """A listening ROUTER. A message to a peer that is not connected is refused (`send` returns False), not dropped.
+
+    Raises:
+        ConfigurationError: the endpoint cannot be bound; the message says why.
+    """
+    socket = _socket(context, zmq.ROUTER, endpoint)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise ConfigurationError(f"cannot listen at {endpoint}: {error.strerror}; check run_dir") from None
+    return socket
+
+
+def connect_dealer(
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    routing_id: bytes | None = None,
+    *,
+    hold_unsent: bool = True,
+) -> zmq.Socket[bytes]:
+    """A DEALER that connects to `endpoint` now or as soon as somebody listens there, and again after every loss.
+
+    `routing_id` defaults to a fresh one. With `hold_unsent`, what is sent while nobody listens waits, without limit,
+    and goes out on the next connection. Without, `send` returns False then, and what had not left when a connection
+    ended is dropped: for a sender that keeps its requests itself and must not have old ones reach a new server.
+
+    Raises:
+        ConfigurationError: the endpoint is none that ZeroMQ can connect to.
+    """
+    socket = _socket(context, zmq.DEALER, endpoint)
+    socket.setsockopt(zmq.ROUTING_ID, routing_id or fresh_routing_id())
+    socket.setsockopt(zmq.IMMEDIATE, 0 if hold_unsent else 1)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise ConfigurationError(f"cannot connect to {endpoint}: {error.strerror}; check run_dir") from None
+    return socket
+
+
+def fresh_routing_id() -> bytes:
+    """16 bytes that no connection ever had. The first one is not zero: ZeroMQ keeps those for itself."""
+    return b"\x01" + secrets.token_bytes(15)
+
+
+def send(socket: zmq.Socket[bytes], parts: Sequence[Buffer]) -> bool:
+    """Sends one message without waiting; False if the peer is not connected.
+
+    Frames of 64 KiB and more go by reference: what they view must never be written to again.
+
+    Raises:
+        zmq.ZMQError: anything else; the socket is closed, or a bug.
+    """
+    last = len(parts) - 1
+    try:
+        for position, part in enumerate(parts):
+            flags = zmq.NOBLOCK if position == last else zmq.NOBLOCK | zmq.SNDMORE
+            if isinstance(part, zmq.Frame):
+                # Received from another socket: relayed by reference, whatever its size.
+                socket.send(part, flags, copy=False)
+            else:
+                socket.send(part, flags, copy=_size_bytes(part) < ZERO_COPY_BYTES_MIN)
+    except zmq.ZMQError as error:
+        # EHOSTUNREACH: a ROUTER does not know the peer. EAGAIN: a DEALER has no connection; queues are never full,
+        # because they have no high-water mark. Both happen at the first frame, so no half message is ever sent.
+        if error.errno in (errno.EHOSTUNREACH, zmq.EAGAIN):
+            return False
+        raise
+    return True
+
+
+def receive(socket: zmq.Socket[bytes]) -> list[Buffer] | None:
+    """The next message's frames, or None if there is none. Never blocks and never copies.
+
+    The frames own their memory; what is made from them (views, arrays) keeps it alive.
+    """
+    try:
+        frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    # A `zmq.Frame` is a buffer, which pyzmq's annotations do not say.
+    return cast(list[Buffer], frames)
+
+
+def drain(socket: zmq.Socket[bytes], messages_max: int) -> Iterator[list[Buffer]]:
+    """What has arrived, at most `messages_max` messages, so that a busy peer cannot keep a loop from its other work.
+
+    A socket's file descriptor signals changes only: a loop that stops at `messages_max` has to come back by itself.
+    """
+    for _ in range(messages_max):
+        parts = receive(socket)
+        if parts is None:
+            return
+        yield parts
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    if not endpoint.startswith("ipc://"):
+        raise ConfigurationError(
+            f"endpoint {endpoint!r} is not ipc://: peers are not authenticated, so sockets stay local"
+        )
+    _claim(context)
+    socket = context.socket(kind)
+    # No high-water mark: a full queue would block or drop. Requests are counted and bounded at admission instead.
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    # A peer that announces a larger frame is disconnected before any memory is taken for it.
+    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+    return socket
+
+
+def _claim(context: zmq.Context[Any]) -> None:
+    """A context that was used before a fork has no threads in the child: its sockets hang, or end the process."""
+    owner = _owner_pids.setdefault(context, os.getpid())
+    if owner != os.getpid():
+        raise RuntimeError(
+            f"this ZeroMQ context was first used by process {owner} and inherited by fork: make a new one in process "
+            f"{os.getpid()}"
+        )
+
+
+def _make_private(path: Path) -> None:
+    """Makes what is missing of `path`, each directory with mode 0700 (`mkdir(parents=True)` opens the parents)."""
+    if not path.parent.exists():
+        _make_private(path.parent)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+
+
+def _check_parent(path: Path) -> None:
+    """Whoever can rename entries of the parent can put a directory of their own in our place."""
+    parent = path.parent.stat()
+    if parent.st_uid not in (0, os.geteuid()):
+        raise ConfigurationError(
+            f"{path.parent} belongs to user {parent.st_uid}, who could replace the run directory {path}; "
+            "set run_dir to a path whose parent is yours"
+        )
+    if parent.st_mode & stat.S_IWOTH and not parent.st_mode & stat.S_ISVTX:
+        raise ConfigurationError(
+            f"{path.parent} is writable for everybody, who could replace the run directory {path}: "
+            f"chmod o-w {path.parent}, or set run_dir to another path"
+        )
+
+
+def _holder(lock_file: Path) -> str:
+    # The holder writes its pid a moment after taking the lock.
+    pid = lock_file.read_text().strip()
+    return f"process {pid}" if pid else "another process"
+
+
+def _size_bytes(part: Buffer) -> int:
+    return len(part) if isinstance(part, bytes) else memoryview(part).nbytes
