@@ -20,7 +20,7 @@ from frontend.connection import Connection
 from frontend.link import Aftermath
 from frontend.pending import Answer, PendingRequest, PendingTable
 from shared.config import Config, HttpConfig
-from shared.errors import Code, ProtocolError, RequestError, UsageError
+from shared.errors import Code, ProtocolError, RequestError, Unserialisable, UsageError
 from shared.messages import (
     Cancel,
     Chunk,
@@ -36,7 +36,7 @@ from shared.messages import (
 )
 from shared.sockets import Buffer, RunDirectory
 from shared.values import pack, unpack
-from shared.wire import split_frames
+from shared.wire import check, split_frames
 
 # Memory safety of one front. The queues that users notice are the models' own, at the model server, which refuses
 # with a better reason long before these are reached; they only fill while there is no server to send to.
@@ -80,11 +80,11 @@ class ModelClient:
     def __init__(self, source: Config | str | os.PathLike[str] | None = None) -> None:
         if source is None or isinstance(source, Config):
             config = source or Config.load()
-            self._run_path = config.run_directory
+            self._run_directory = RunDirectory(config.run_directory)
             self._timeout_s = config.http.request_timeout_s
             self._configured = tuple(model.name for model in config.models)
         else:
-            self._run_path = source
+            self._run_directory = RunDirectory(source)
             self._timeout_s = HttpConfig().request_timeout_s
             self._configured = ()
         self._pending = PendingTable(count_max=PENDING_COUNT_MAX, bytes_max=PENDING_BYTES_MAX)
@@ -117,7 +117,7 @@ class ModelClient:
         if self._connection is not None:
             raise UsageError("this ModelClient is open already: make one for each event loop")
         self._connection = Connection(
-            RunDirectory(self._run_path).front_endpoint,
+            self._run_directory.front_endpoint,
             deliver=self._deliver,
             reopened=self._reopened,
             pending_count=self._pending.__len__,
@@ -135,7 +135,7 @@ class ModelClient:
             self._flush_handle.cancel()
             self._flush_handle = None
         for request in self._pending:
-            self._give_up(request, RequestError("this front stops", code=Code.SERVER_UNAVAILABLE, retry_after_s=1.0))
+            self._give_up(request, _unavailable("this front stops"))
         for inspection in self._inspections.values():
             inspection.cancel()
         self._send_cancels(connection)
@@ -229,14 +229,18 @@ class ModelClient:
         loop = asyncio.get_running_loop()
         # In one order, so that equal parameters make equal batch keys.
         sorted_parameters = dict(sorted(parameters.items())) if parameters else {}
-        payload = pack([inputs, sorted_parameters], where="the request")
+        try:
+            payload = pack([inputs, sorted_parameters], where="request")
+            batch_key = _batch_key(sorted_parameters)
+        except Unserialisable as error:
+            raise RequestError(error.message, code=Code.INVALID_INPUT) from None
         timeout_s = options.get("timeout_s")
         deadline_s = loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
         request = PendingRequest(
             id=call.id,
             model=model,
             operation=OPERATION,
-            batch_key=_batch_key(sorted_parameters),
+            batch_key=batch_key,
             priority=options.get("priority", 0),
             stream=isinstance(call, StreamCall),
             retryable=True,
@@ -247,6 +251,10 @@ class ModelClient:
             deadline_s=deadline_s,
             waiter=call,
         )
+        try:
+            check(request.header(loop.time()))
+        except ProtocolError as error:
+            raise RequestError(f"the request cannot be sent: {error}", code=Code.INVALID_INPUT) from None
         self._pending.admit(request)
         request.timer = loop.call_at(deadline_s, self._deadline_passed, request)
         self._flush_soon()
@@ -301,7 +309,9 @@ class ModelClient:
                 return await answered
         except TimeoutError:
             raise RequestError(
-                f"the model server did not answer within {timeout_s:g} s", code=Code.SERVER_UNAVAILABLE, retry_after_s=1.0
+                f"the model server did not answer within {timeout_s:g} s",
+                code=Code.SERVER_UNAVAILABLE,
+                retry_after_s=1.0,
             ) from None
         finally:
             del self._inspections[token]
@@ -369,7 +379,9 @@ class ModelClient:
         if aftermath is not Aftermath.KEPT:
             for request in self._pending.unsend(started_too=aftermath is Aftermath.LOST):
                 request.waiter.fail(
-                    RequestError("the model server was restarted in the middle of this answer", code=Code.SERVER_UNAVAILABLE)
+                    RequestError(
+                        "the model server was restarted in the middle of this answer", code=Code.SERVER_UNAVAILABLE
+                    )
                 )
         self._flush_soon()
 
@@ -392,6 +404,10 @@ class ModelClient:
         request = self._pending.remove(header.id)
         if request is None:
             # Its caller has left, or this is the second answer to a request that was sent twice.
+            return
+        if header.code is Code.CANCELLED:
+            # Nobody here has cancelled it: the model server did, for this front's silence.
+            request.waiter.fail(_unavailable())
             return
         if header.code is not Code.OK:
             retry_after_s = header.retry_after_ms / 1000 or None
@@ -430,10 +446,10 @@ def _batch_key(parameters: dict[str, object]) -> bytes:
     if not parameters:
         return b""
     digest = hashlib.blake2b(digest_size=8)
-    for frame in pack(parameters, where="the parameters"):
+    for frame in pack(parameters):
         digest.update(frame)
     return digest.digest()
 
 
-def _unavailable() -> RequestError:
-    return RequestError("the model server is not there", code=Code.SERVER_UNAVAILABLE, retry_after_s=1.0)
+def _unavailable(text: str = "the model server is not there") -> RequestError:
+    return RequestError(text, code=Code.SERVER_UNAVAILABLE, retry_after_s=1.0)

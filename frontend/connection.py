@@ -55,7 +55,7 @@ class Connection:
         self._context = zmq.Context(io_threads=1)
         # Requests are kept in the front's own table, so the socket keeps nothing for a server that is not there.
         self._socket = connect_dealer(self._context, endpoint, hold_unsent=False)
-        self._fd: int = self._socket.getsockopt(zmq.FD)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
         self.link = ServerLink(self._loop.time())
         self._receive_handle: asyncio.Handle | None = None
         self._loop.add_reader(self._fd, self._receive)
@@ -93,7 +93,7 @@ class Connection:
             self._receive_handle.cancel()
             self._receive_handle = None
         self._take_messages()
-        if not self.link.is_up and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+        if not self.link.is_up and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             self._say(self.link.connectable(self._loop.time()))
 
     def _take_messages(self) -> None:
@@ -115,10 +115,13 @@ class Connection:
     def _take(self, message: Message, frames: list[Buffer]) -> None:
         now_s = self._loop.time()
         if isinstance(message, Welcome):
-            is_new = message.epoch != self.link.epoch
+            is_new, was_up = message.epoch != self.link.epoch, self.link.is_up
             aftermath = self.link.heard_welcome(message, now_s)
             if is_new:
                 log_event(logger, "info", "server_joined", epoch=message.epoch, server_version=message.version)
+            if is_new and was_up:
+                # It was restarted between two pulses, and has welcomed whoever sent the second: it has no HELLO yet.
+                self._say(Say.HELLO)
             self._reopened(aftermath)
         elif isinstance(message, ServerPulse):
             self._say(self.link.heard_pulse(message, now_s))
@@ -130,7 +133,7 @@ class Connection:
 
     def _tick(self) -> None:
         # First what has arrived while this process did something else: it may say that nothing is wrong.
-        self._take_messages()
+        self._receive()
         was_up = self.link.is_up
         say = self.link.tick(self._loop.time())
         if was_up and not self.link.is_up:

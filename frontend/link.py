@@ -100,8 +100,9 @@ class ServerLink:
         return self._hello(now_s, HELLO_APART_S)
 
     def not_connected(self) -> None:
-        """A send found no connection."""
+        """A send found no connection. If it was a HELLO, it does not count."""
         self._break(Aftermath.DOUBTFUL)
+        self._hello_s = None
 
     def connectable(self, now_s: float) -> Say:
         """The socket can take messages: a server may have just come up."""

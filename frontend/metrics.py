@@ -35,7 +35,7 @@ class FrontMetrics:
         os.environ[DIRECTORY_VARIABLE] = str(self._directory)
         # The library's way to name the files by something else than the pid. Pids are used again by the system, and
         # a new one for each restart would leave a file behind each time.
-        values.ValueClass = values.MultiProcessValue(process_identifier=lambda: self._place)
+        values.ValueClass = values.MultiProcessValue(lambda: self._place)  # type: ignore[no-untyped-call]
         self._requests = Counter(
             "headwaiter_requests",
             "Requests that ended, by model, route and HTTP status; 499 is a client that left.",
@@ -62,24 +62,24 @@ class FrontMetrics:
             registry=None,
         )
         # Looking a child up by its labels costs more than counting.
-        self._count = cache(lambda model, route, code: self._requests.labels(model, route, code))
-        self._family = cache(lambda model, route: (self._seconds.labels(model, route), self._body_bytes.labels(model, route)))
+        self._requests_of = cache(self._requests.labels)
+        self._seconds_of = cache(self._seconds.labels)
+        self._body_bytes_of = cache(self._body_bytes.labels)
 
     def request_began(self) -> None:
         self._inflight.inc()
 
     def request_ended(self, model: str, route: str, status: int, duration_s: float, body_bytes: int) -> None:
         self._inflight.dec()
-        self._count(model, route, status).inc()
-        seconds, body = self._family(model, route)
-        seconds.observe(duration_s)
-        body.inc(body_bytes)
+        self._requests_of(model, route, status).inc()
+        self._seconds_of(model, route).observe(duration_s)
+        self._body_bytes_of(model, route).inc(body_bytes)
 
     def registry(self) -> CollectorRegistry:
         """The families, with the totals of all workers at this moment. Reads a few small files."""
         self._forget_dead_gauges()
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(self._directory))
+        MultiProcessCollector(registry, str(self._directory))  # type: ignore[no-untyped-call]
         return registry
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ the surfaces bring the texts and schemas. Nothing here runs while a request is s
 from __future__ import annotations
 
 import json
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -33,7 +33,9 @@ def _server(snapshot: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "headwaiter_model_server_uptime_seconds", "Time since the model server was started.", value=snapshot.uptime_s
     )
-    yield GaugeMetricFamily("headwaiter_fronts", "Front workers and clients that the model server knows.", snapshot.fronts)
+    yield GaugeMetricFamily(
+        "headwaiter_fronts", "Front workers and clients that the model server knows.", snapshot.fronts
+    )
     yield CounterMetricFamily(
         "headwaiter_malformed_messages", "Messages that the model server could not read.", snapshot.malformed
     )
@@ -55,7 +57,9 @@ def _workers(slots: tuple[SlotState, ...]) -> Iterator[Metric]:
         "headwaiter_worker_up", "Whether the model process of a slot is ready.", labels=("model", "slot", "device")
     )
     age = GaugeMetricFamily(
-        "headwaiter_worker_heartbeat_age_seconds", "Time since a model process was last heard.", labels=("model", "slot")
+        "headwaiter_worker_heartbeat_age_seconds",
+        "Time since a model process was last heard.",
+        labels=("model", "slot"),
     )
     memory = GaugeMetricFamily(
         "headwaiter_worker_memory_bytes", "Memory that a model process holds on its device.", labels=("model", "slot")
@@ -118,12 +122,18 @@ def _histogram(
     family = HistogramMetricFamily(name, text, labels=("model",))
     for model in counters:
         buckets, total = of(model)
-        family.add_metric((model.model,), buckets=[(bound, float(count)) for bound, count in buckets.items()], sum_value=total)
+        family.add_metric(
+            (model.model,), buckets=[(bound, float(count)) for bound, count in buckets.items()], sum_value=total
+        )
     return family
 
 
 def _by_reason(
-    name: str, text: str, label: str, counters: tuple[ModelCounters, ...], of: Callable[[ModelCounters], Mapping[str, int]]
+    name: str,
+    text: str,
+    label: str,
+    counters: tuple[ModelCounters, ...],
+    of: Callable[[ModelCounters], Mapping[str, int]],
 ) -> Metric:
     family = CounterMetricFamily(name, text, labels=("model", label))
     for model in counters:

@@ -12,6 +12,8 @@ from shared.errors import Code, LoadError, RequestError
 
 # Enough for the longest useful message of a loader or a driver; a whole document in an error's text is cut.
 TEXT_CHARACTERS_MAX = 1000
+# An error may name itself as its cause.
+CHAIN_LENGTH_MAX = 50
 
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED",
@@ -66,7 +68,10 @@ def describe_with_cause(error: BaseException) -> str:
     if isinstance(error, LoadError):
         return describe(error)
     root = error
-    while (earlier := root.__cause__ or (None if root.__suppress_context__ else root.__context__)) is not None:
+    for _ in range(CHAIN_LENGTH_MAX):
+        earlier = root.__cause__ or (None if root.__suppress_context__ else root.__context__)
+        if earlier is None:
+            break
         root = earlier
     if root is error:
         return describe(error)

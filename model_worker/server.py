@@ -183,6 +183,10 @@ class ModelServer:
                 self._malformed_log.log(sender=sender.hex(), reason=str(error))
 
     def _front_message(self, sender: bytes, message: Message, frames: list[Buffer], now_s: float) -> None:
+        if isinstance(message, wire_messages.Inspect):
+            # Whoever only looks is no front: it is answered, and not remembered.
+            self._outbox.to_front(sender, self._snapshot(message.token, now_s))
+            return
         front = FrontId(sender)
         if front not in self._fronts_heard_s or isinstance(message, wire_messages.FrontHello):
             self._tell(happened.FrontJoined(front), now_s)
@@ -198,8 +202,6 @@ class ModelServer:
                     self._tell(happened.RequestCancelled(front, request_id), now_s)
             case wire_messages.FrontHello() | wire_messages.FrontPulse():
                 self._tell(happened.FrontPulsed(front), now_s)
-            case wire_messages.Inspect():
-                self._outbox.to_front(sender, self._snapshot(message.token, now_s))
             case _:
                 raise ProtocolError(f"a front sent {type(message).__name__}, which is not a front's message")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from enum import IntEnum
 from pathlib import Path
 
@@ -24,11 +25,13 @@ logger = logging.getLogger("model_worker")
 
 
 class ExitCode(IntEnum):
-    """What the model server's exit says; `docs/deployment.md` lists them."""
+    """What the model server's exit says. `supervisord.conf` starts it again after any other than the last two."""
 
     OK = 0
-    NO_MODEL_LOADED = 1
+    NO_MODEL_LOADED = 70
+    """No model can ever be loaded; a new start would only try the same again."""
     CONFIGURATION = 78
+    """The configuration, or the machine it is used on, does not allow a start."""
 
 
 def run_model_server(config_file: Path | None, *, exit_with_parent: bool = False) -> int:
@@ -61,8 +64,13 @@ def run_model_server(config_file: Path | None, *, exit_with_parent: bool = False
         )
         logs.log_event(logger, "info", "server_started", epoch=epoch, pid=os.getpid(), slots=len(ready.slots))
         stopped = server.run()
-        level = "error" if stopped.exit_code else "info"
-        logs.log_event(logger, level, "server_stopped", exit_code=stopped.exit_code, reason=stopped.reason)
-        return stopped.exit_code
+        # The core says 1 when no model can be loaded; as a process's exit code that would be any crash of Python's.
+        exit_code = ExitCode.NO_MODEL_LOADED if stopped.exit_code == 1 else stopped.exit_code
+        fields = {"exit_code": int(exit_code), "reason": stopped.reason}
+        logs.log_event(logger, "error" if exit_code else "info", "server_stopped", **fields)
+        if exit_code == ExitCode.NO_MODEL_LOADED:
+            # Its own line, as a refusal before the start has, for people and for `headwaiter serve`.
+            print(f"headwaiter: {stopped.reason}", file=sys.stderr)
+        return exit_code
     finally:
         run_directory.release()

@@ -142,9 +142,11 @@ class ModelConfig(_Section):
         if doubled:
             raise ValueError(f"devices names {doubled[0]!r} twice: use replicas = N for several copies on one device")
         if not self.task and not self.is_custom:
-            raise ValueError(f"model {self.name!r} needs a task, such as task = \"text-classification\"")
+            raise ValueError(f'model {self.name!r} needs a task, such as task = "text-classification"')
         if self.task and self.is_custom:
-            raise ValueError(f"model {self.name!r} is a class of your own, so task = {self.task!r} has no meaning: remove it")
+            raise ValueError(
+                f"model {self.name!r} is a class of your own, so task = {self.task!r} has no meaning: remove it"
+            )
         return self
 
     @property

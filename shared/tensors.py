@@ -68,20 +68,18 @@ def dump(value: Any) -> Tensor:
     Host memory is viewed, not copied, unless it is strided or big-endian: do not write to it afterwards.
 
     Raises:
-        TypeError: elements that cannot be sent; the text says what they are and what to return instead.
+        TypeError: it cannot be sent; the text says what about it, and what to return instead.
     """
     import numpy
 
     if isinstance(value, numpy.ndarray):
         array, name = value, value.dtype.name
         if isinstance(value, numpy.ma.MaskedArray):
-            raise TypeError("a masked array would lose its mask: return value.filled(...)")
+            raise TypeError("its mask would be lost: return its filled(...)")
     else:
         array, name = _host_array(value)
     if name not in ITEM_BYTES:
-        raise TypeError(
-            f"elements of type {name} cannot be sent: convert to one of {', '.join(ITEM_BYTES)}, or to a list"
-        )
+        raise TypeError(f"its elements are {name}: convert to one of {', '.join(ITEM_BYTES)}, or to a list")
     if name != "bfloat16":
         array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
     array = numpy.asarray(array, order="C")
@@ -104,15 +102,17 @@ def load(dtype: str, shape: tuple[int, ...], data: Buffer) -> numpy.ndarray[Any,
         raise ProtocolError(f"an array's shape is at most {DIMENSIONS_MAX} sizes of 0 or more: got {shape[:40]}")
     if math.prod(shape) * item_bytes != view.nbytes:
         raise ProtocolError(f"an array of {dtype} {list(shape)} does not have {view.nbytes} bytes")
-    stored = "<u2" if dtype == "bfloat16" else numpy.dtype(dtype).newbyteorder("<")
+    array: numpy.ndarray[Any, Any]
+    if dtype == "bfloat16":
+        # The upper half of a float32.
+        array = (numpy.frombuffer(view, "<u2").astype(numpy.uint32) << 16).view(numpy.float32)
+    else:
+        array = numpy.frombuffer(view, numpy.dtype(dtype).newbyteorder("<"))
     try:
-        array = numpy.frombuffer(view, stored).reshape(shape)
+        return array.reshape(shape)
     except ValueError as error:
         # A size of zero lets the others be anything, and numpy has limits of its own.
         raise ProtocolError(f"an array cannot have the shape {list(shape)}: {error}") from None
-    if dtype == "bfloat16":
-        return (array.astype(numpy.uint32) << 16).view(numpy.float32)
-    return array
 
 
 def _host_array(tensor: Any) -> tuple[Any, str]:
@@ -120,7 +120,7 @@ def _host_array(tensor: Any) -> tuple[Any, str]:
     torch = sys.modules["torch"]
     name = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout != torch.strided:
-        raise TypeError(f"a tensor with layout {tensor.layout} cannot be sent: return tensor.to_dense()")
+        raise TypeError(f"its layout is {tensor.layout}: return its to_dense()")
     if name not in ITEM_BYTES:
         return None, name
     tensor = tensor.detach().cpu()

@@ -170,7 +170,7 @@ class _Codec:
         self._lengths = [(i, *rule.lengths) for i, rule in enumerate(self.rules) if rule.lengths]
         self._to_sent = [(i, rule.to_sent) for i, rule in enumerate(self.rules) if rule.to_sent]
         self._to_held = [(i, rule.to_held) for i, rule in enumerate(self.rules) if rule.to_held]
-        self._defaults = [_default_maker(field) for field in fields(record)]
+        self._defaults = [_default_maker(field, rule) for field, rule in zip(fields(record), self.rules, strict=True)]
         self._required = self._defaults.count(None)
         self._framed = next((rule.name for rule in self.rules if rule.framed), None)
 
@@ -321,14 +321,13 @@ def _row_reader(names: list[str]) -> Callable[[Any], list[Any]]:
     return lambda record: list(read(record))
 
 
-def _default_maker(field: Any) -> Callable[[], Any] | None:
-    if field.default_factory is not MISSING:
-        maker: Callable[[], Any] = field.default_factory
-        return maker
-    if field.default is MISSING:
+def _default_maker(field: Any, rule: Rule) -> Callable[[], Any] | None:
+    """Makes what a sender that left the field out would have sent; None if it may not be left out."""
+    if field.default is MISSING and field.default_factory is MISSING:
         return None
-    default = field.default
-    return lambda: default
+    held: Callable[[], Any] = field.default_factory if field.default is MISSING else lambda: field.default
+    to_sent = rule.to_sent
+    return held if to_sent is None else lambda: to_sent(held())
 
 
 def _member_finder(name: str, members: type[StrEnum]) -> Callable[[str], StrEnum]:
@@ -389,11 +388,19 @@ def _plain(value: Any, depth: int) -> Any:
         return {_plain_key(key): _plain(item, depth + 1) for key, item in entries}
     if depth < MAP_DEPTH_MAX and isinstance(value, (list, tuple)):
         return [_plain(item, depth + 1) for item in value[:MAP_ENTRIES_MAX]]
-    return _cut(reprlib.repr(value))
+    return _text_of(value)
 
 
 def _plain_key(key: Any) -> str:
-    return _cut(str(key) if isinstance(key, (str, int)) else reprlib.repr(key))
+    return _cut(str(key)) if isinstance(key, str) else _text_of(key)
+
+
+def _text_of(value: Any) -> str:
+    try:
+        return _cut(reprlib.repr(value))
+    except Exception:
+        # The `__repr__` of a model's own class may raise anything, and so may that of a huge whole number.
+        return f"<{type(value).__name__}>"
 
 
 def _check_plain_map(entries: dict[Any, Any]) -> dict[str, Any]:

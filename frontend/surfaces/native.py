@@ -25,7 +25,7 @@ REQUEST_SCHEMA: dict[str, Any] = {
     "required": ["inputs"],
     "additionalProperties": False,
     "properties": {
-        "inputs": {"description": "What the model works on: a text, a list of texts, an object; each task has its own."},
+        "inputs": {"description": "What the model works on: a text, an object, an array; each task has its own."},
         "parameters": {
             "type": ["object", "null"],
             "description": "What the task takes beside its inputs.",
@@ -88,7 +88,9 @@ class NativeSurface(Surface):
     def openapi_paths(self) -> dict[str, Any]:
         models = self.services.config.models
         paths = {
-            f"/models/{model.name}": self._path_item(f"Ask {model.name}", f"{model.task or 'A class of your own'}: {model.model}")
+            f"/models/{model.name}": self._path_item(
+                f"Ask {model.name}", f"{model.task or 'A class of your own'}: {model.model}"
+            )
             for model in models
         }
         if len(models) == 1:

@@ -44,7 +44,9 @@ def refuse_at_door(
         seconds = round(ban.until_s - now_s)
         return Refusal(Code.POISON_INPUT, f"{POISON_MESSAGE}; it is refused for another {seconds} s")
     if event.deadline_s <= now_s:
-        return Refusal(Code.DEADLINE_EXCEEDED, f"the deadline had passed {now_s - event.deadline_s:.3g} s before arrival")
+        return Refusal(
+            Code.DEADLINE_EXCEEDED, f"the deadline had passed {now_s - event.deadline_s:.3g} s before arrival"
+        )
     return _over_limits(model, event) or _too_late(model, event, urgency_s, now_s)
 
 

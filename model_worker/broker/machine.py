@@ -24,15 +24,8 @@ Every state's transitions are a table in `records`. Three rules tie requests and
 2. Fences. What a replica says counts only if its incarnation holds the slot, the item is in one of its batches, and
    the attempt is the present one. All else is counted in `fenced` and dropped.
 
-3. Suspicion. When a process dies or hangs, any request inside may be the reason. Each has witnessed one death more, and
-   runs next time alone: in a batch of its own, with nothing behind it. If that process dies as well, the reason is
-   known: the request is poison, it is refused, and its digest is banned. So poison ends two processes at most, and a
-   batch-mate is never blamed. A request that may have had an effect already (it ran and is not `retryable`, or its
-   front has seen a chunk) is not run again.
-
-   A hang is the same, but the broker sees it before it ends the process. A request that is the last one open in the
-   hung batch is known to be the reason, and gets its answer at once; so do those that may not run again. The others
-   are run again, alone, after the exit. Hence a request that hangs twice costs two processes, as poison does.
+3. Suspicion. Requests that were in a process when it died or hung run next time alone, so that the second death has
+   one suspect. `suspicion` tells the whole of it.
 
 Time. `handle` first lets every timer ring that is due, then takes the event, then settles: what follows from both is
 ordered once. A deadline that is reached is therefore over, even if the result is the very event being handled. Silence
@@ -48,24 +41,17 @@ only shorten the grace.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from model_worker.broker import views
 from model_worker.broker.admission import (
     DRAINING_RETRY_AFTER_S,
     LOADING_RETRY_AFTER_S,
-    POISON_MESSAGE,
     failed,
     refuse_at_door,
 )
-from model_worker.broker.effects import (
-    BatchEntry,
-    DigestPoison,
-    Effect,
-    Log,
-    RelayChunk,
-    SendBatch,
-    StopServer,
-)
+from model_worker.broker.dispatch import Dispatcher
+from model_worker.broker.effects import Effect, Log, RelayChunk, StopServer
 from model_worker.broker.events import (
     ChunkArrived,
     DrainRequested,
@@ -89,28 +75,17 @@ from model_worker.broker.events import (
 from model_worker.broker.invariants import validate
 from model_worker.broker.ledger import Ledger
 from model_worker.broker.models import Model
-from model_worker.broker.records import (
-    Ban,
-    Batch,
-    Drain,
-    Front,
-    Replica,
-    ReplicaState,
-    Request,
-    RequestState,
-    Slot,
-)
+from model_worker.broker.records import Ban, Drain, Front, Replica, ReplicaState, Request, RequestState, Slot
 from model_worker.broker.settings import BrokerSettings
 from model_worker.broker.slots import SlotKeeper, end_of
+from model_worker.broker.suspicion import Suspicion
 from model_worker.broker.timers import Timers
 from shared.errors import Code
-from shared.messages import ModelCounters, ModelState, SlotName, SlotState
+from shared.messages import ModelCounters, ModelState, Phase, SlotName, SlotState
 
 # A loop that is later than this did not listen meanwhile. Well above what a busy turn takes, and below every silence
 # limit that anyone would configure.
 LATE_S = 1.0
-# Each ban costs two model processes, so only an attack or a broken model gets here; the oldest bans go first.
-BANS_MAX = 1024
 
 
 class Broker:
@@ -128,6 +103,8 @@ class Broker:
         }
         self.keeper = SlotKeeper(settings, slots, self.models, self.timers, self._effects)
         self.ledger = Ledger(self.models, self.timers, self._effects)
+        self.suspicion = Suspicion(self.models, self.ledger, self.timers, self._effects)
+        self.dispatcher = Dispatcher(self.keeper, self.ledger, self.timers, self._effects)
         # Fronts that were heard within `front_silence_s`.
         self.fronts: dict[FrontId, Front] = {}
         # Set by the first DrainRequested.
@@ -136,7 +113,6 @@ class Broker:
         self.stopped = False
         # Messages dropped because they came from a dead incarnation or were about an ended attempt.
         self.fenced = 0
-        self._batch_number = 0
         # The time of the latest call.
         self._now_s = now_s
         # Models whose queue or credit changed this turn, in the order they did.
@@ -193,7 +169,7 @@ class Broker:
     @property
     def wake_at_s(self) -> float | None:
         """When to send `TimePassed`, unless something else happens before; None: not before something does."""
-        return self.timers.next_s
+        return None if self.stopped else self.timers.next_s
 
     @property
     def draining(self) -> bool:
@@ -297,6 +273,7 @@ class Broker:
         replica = self._current(event.slot, event.incarnation)
         if replica is not None:
             self.keeper.spawn_failed(self.keeper.slots[event.slot], event.reason, now_s)
+            self._stir(replica.model)
 
     def _replica_connected(self, event: ReplicaConnected, now_s: float) -> None:
         self._hear_replica(event.slot, event.incarnation, now_s)
@@ -307,7 +284,7 @@ class Broker:
             return
         self.keeper.changed_phase(replica, event, now_s)
         model = self.models[replica.model]
-        if replica.state is ReplicaState.READY and event.phase is event.phase.READY:
+        if replica.state is ReplicaState.READY and event.phase is Phase.READY:
             model.mixes_parameters = event.mixes_parameters
             model.backlog.set_mixes_parameters(event.mixes_parameters)
         self._stir(model.name)
@@ -333,11 +310,11 @@ class Broker:
         if request.batch is not batch:
             self.fenced += 1  # it ended before; the report only returns credit
         elif event.code is Code.REPLICA_FAULT:
-            self._shared_a_fault(request, event)
+            self.suspicion.shared_a_fault(request, event)
         else:
             self._item_reported(request, replica, event)
         if not batch.open:
-            self._return_credit(replica, batch, now_s)
+            self.dispatcher.return_credit(self.models[replica.model], replica, batch, now_s)
         self._stir(replica.model)
 
     def _item_reported(self, request: Request, replica: Replica, event: ItemFinished) -> None:
@@ -346,25 +323,6 @@ class Broker:
             self.keeper.succeeded(replica)
             self.models[request.model].pace.observe_item(request.body_bytes, event.cost)
         self.ledger.relay(request, event)
-
-    def _shared_a_fault(self, request: Request, event: ItemFinished) -> None:
-        if request.may_run_again:
-            self.ledger.requeue_alone(request)
-        else:
-            self.ledger.answer(request, Code.MODEL_ERROR, event.message or "the model failed on the batch of this input")
-
-    def _return_credit(self, replica: Replica, batch: Batch, now_s: float) -> None:
-        model = self.models[replica.model]
-        if batch is replica.prefetched:
-            replica.prefetched = None
-        else:
-            model.pace.observe_batch(now_s - batch.started_s)
-            replica.running, replica.prefetched = replica.prefetched, None
-            if replica.running is not None:
-                replica.running.started_s = now_s
-                self.ledger.start(replica.running)
-        model.note_credit(replica)
-        self.keeper.arm(self.keeper.slots[replica.slot], now_s)
 
     def _chunk_arrived(self, event: ChunkArrived, now_s: float) -> None:
         replica = self._hear_replica(event.slot, event.incarnation, now_s)
@@ -383,22 +341,16 @@ class Broker:
         replica = slot.replica
         if replica is not None:
             if self.keeper.is_hung(replica, now_s):
-                self._end_hung(replica, now_s)
+                self._end_hung(replica)
             else:
                 self.keeper.check(replica, now_s)
         self.keeper.arm(slot, now_s)
 
-    def _end_hung(self, replica: Replica, now_s: float) -> None:
-        batch = replica.running
-        assert batch is not None
+    def _end_hung(self, replica: Replica) -> None:
         reason = f"hung: no progress for {self.models[replica.model].settings.batch_timeout_s:g} s"
-        fields = {"slot": replica.slot, "incarnation": replica.incarnation, "items": len(batch.open), "reason": reason}
-        self._log("error", "replica_hung", fields)
+        self._log("error", "replica_hung", {"slot": replica.slot, "incarnation": replica.incarnation, "reason": reason})
         self.keeper.kill(replica, "hung", reason, dump_stacks=True)
-        is_sole_suspect = len(batch.open) == 1
-        for request in batch.live_requests():
-            if is_sole_suspect or not request.may_run_again:
-                self.ledger.answer(request, Code.DEADLINE_EXCEEDED, f"model process {replica.slot} {reason}")
+        self.suspicion.hung(replica, reason)
 
     def _replica_exited(self, event: ReplicaExited, now_s: float) -> None:
         replica = self._current(event.slot, event.incarnation)
@@ -408,32 +360,14 @@ class Broker:
         witnesses = replica.live_requests()
         self.keeper.exited(self.keeper.slots[event.slot], event.exit_code, now_s)
         for request in witnesses:
-            self._witnessed_death(request, replica, reason)
+            self.suspicion.witnessed_death(request, replica, reason)
         self._stir(replica.model)
 
-    def _witnessed_death(self, request: Request, replica: Replica, reason: str) -> None:
-        if request.alone:
-            self._log("error", "request_poisoned", {"id": request.id.hex(), "model": request.model, "reason": reason})
-            self._effects.append(DigestPoison(request.id, request.model))
-            self.ledger.answer(request, Code.POISON_INPUT, f"{POISON_MESSAGE}: {reason}")
-        elif request.chunked or (request.state is RequestState.RUNNING and not request.retryable):
-            message = f"model process {replica.slot} ended while it ran this request: {reason}"
-            self.ledger.answer(request, Code.MODEL_CRASHED, message)
-        else:
-            self.ledger.requeue_alone(request)
-
     def _poison_digested(self, event: PoisonDigested, now_s: float) -> None:
-        bans = self.models[event.model].bans
-        known = bans.pop(event.digest, None)
-        if known is not None:
-            self.timers.clear(known)
-        elif len(bans) >= BANS_MAX:
-            self.timers.clear(bans.pop(next(iter(bans))))
-        ban = bans[event.digest] = Ban(event.model, event.digest, now_s + self.settings.poison_ban_s)
-        self.timers.set(ban, ban.until_s)
+        self.suspicion.ban(self.models[event.model], event.digest, now_s + self.settings.poison_ban_s)
 
     def _ban_over(self, ban: Ban, now_s: float) -> None:
-        del self.models[ban.model].bans[ban.digest]
+        self.suspicion.lift_ban(ban)
 
     # --- time and the end ----------------------------------------------------------------------------------------
 
@@ -465,6 +399,8 @@ class Broker:
             self._log("info", "drain_started", {"grace_s": event.grace_s, "requests": len(self.ledger.requests)})
         self.drain.ends_s = min(self.drain.ends_s, ends_s)
         self.timers.set(self.drain, self.drain.ends_s)
+        for model in self.models:
+            self._stir(model)  # batches that were held back for company go now
 
     # --- settling ------------------------------------------------------------------------------------------------
 
@@ -473,12 +409,78 @@ class Broker:
         if self.stopped:
             self._stirred.clear()
             return
-        self._fail_requests_of_failed_models(now_s)
+        for model in self._stirred.values():
+            if model.is_failed:
+                self._fail_queued(model, now_s)
         if self.drain is not None:
             self._go_on_draining(self.drain, now_s)
         self.ledger.send_cancels()
         for model in self._stirred.values():
-            self._dispatch(model, now_s)
+            self.dispatcher.dispatch(model, now_s, may_hold=self.drain is None)
         self._stirred.clear()
         self.keeper.spawn(now_s, self._is_wanted)
         self._stop_if_over()
+
+    def _fail_queued(self, model: Model, now_s: float) -> None:
+        refusal = failed(model, now_s)
+        for request in list(model.backlog):
+            self.ledger.answer(request, refusal.code, refusal.message, refusal.retry_after_s)
+
+    def _go_on_draining(self, drain: Drain, now_s: float) -> None:
+        if drain.stopping:
+            return
+        if now_s >= drain.ends_s:
+            for request in list(self.ledger.requests.values()):
+                message = "the model server stopped before this request was done"
+                self.ledger.answer(request, Code.DRAINING, message, DRAINING_RETRY_AFTER_S)
+        if self.ledger.requests:
+            self.keeper.stop_loads(lambda slot: not self.models[slot.model].backlog)
+        else:
+            drain.stopping = True
+            self.keeper.stop(now_s)
+
+    def _is_wanted(self, slot: Slot) -> bool:
+        """Whether a vacant slot is to be filled."""
+        if self.drain is None:
+            return True
+        model = self.models[slot.model]
+        return len(model.backlog) > 0 and all(other.replica is None for other in model.slots)
+
+    def _stop_if_over(self) -> None:
+        if self.drain is not None:
+            if self.drain.stopping and not self.keeper.replicas():
+                self._stop(0, "drained")
+        elif self.keeper.is_hopeless:
+            reasons = "; ".join(f"{model.name}: {model.failure_reason}" for model in self.models.values())
+            self._stop(1, f"no model can be loaded: {reasons}")
+
+    def _stop(self, exit_code: int, reason: str) -> None:
+        self.stopped = True
+        self._effects.append(StopServer(exit_code, reason))
+
+    # --- small change --------------------------------------------------------------------------------------------
+
+    def _current(self, slot: SlotName, incarnation: int) -> Replica | None:
+        replica = self.keeper.current(slot, incarnation)
+        if replica is None:
+            self.fenced += 1
+        return replica
+
+    def _hear_replica(self, slot: SlotName, incarnation: int, now_s: float) -> Replica | None:
+        replica = self._current(slot, incarnation)
+        if replica is not None:
+            if replica.silent:
+                self._stir(replica.model)
+            self.keeper.heard(replica, now_s)
+        return replica
+
+    def _stir(self, model: str) -> None:
+        self._stirred[model] = self.models[model]
+
+    def _log(self, level: Literal["info", "warning", "error"], event: str, fields: dict[str, object]) -> None:
+        self._effects.append(Log(level, event, fields))
+
+    def _take_effects(self) -> list[Effect]:
+        effects = self._effects.copy()
+        self._effects.clear()
+        return effects

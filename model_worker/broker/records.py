@@ -94,7 +94,7 @@ class Request:
     """One admitted request, until it has ended and no replica holds it any more."""
 
     # As they arrived.
-    front: Front
+    front: Front = field(repr=False)
     id: RequestId
     model: str
     operation: str
@@ -122,8 +122,8 @@ class Request:
     # Its front has seen a piece of the answer: it cannot be run again.
     chunked: bool = False
     # Both are set exactly while a replica holds it and it has not ended.
-    replica: Replica | None = None
-    batch: Batch | None = None
+    replica: Replica | None = field(default=None, repr=False)
+    batch: Batch | None = field(default=None, repr=False)
 
     def move(self, state: RequestState) -> None:
         assert state in REQUEST_TRANSITIONS[self.state], f"request {self.id.hex()}: {self.state} cannot become {state}"
@@ -272,7 +272,7 @@ class Front:
     id: FrontId
     heard_s: float
     # Its admitted requests that have not ended, in order of arrival.
-    requests: dict[RequestId, Request] = field(default_factory=dict)
+    requests: dict[RequestId, Request] = field(default_factory=dict, repr=False)
 
 
 @dataclass(slots=True, eq=False)

@@ -49,7 +49,7 @@ class SlotKeeper:
         self._timers = timers
         self._effects = effects
         # Vacant slots that may be filled, now or later; empty in a healthy server, which makes `spawn` free.
-        self._fillable: set[SlotName] = set(self.slots)
+        self.fillable: set[SlotName] = set(self.slots)
 
     # --- looking up ----------------------------------------------------------------------------------------------
 
@@ -81,18 +81,18 @@ class SlotKeeper:
 
     def spawn(self, now_s: float, wanted: Callable[[Slot], bool]) -> None:
         """Fills vacant slots that are due and wanted, in slot order, as far as `parallel_loads` allows."""
-        if not self._fillable:
+        if not self.fillable:
             return
         room = self._settings.parallel_loads - self.loads
         for slot in self.slots.values():
             if room <= 0:
                 return
-            if slot.name in self._fillable and slot.respawn_s <= now_s and wanted(slot):
+            if slot.name in self.fillable and slot.respawn_s <= now_s and wanted(slot):
                 self._spawn(slot, now_s)
                 room -= 1
 
     def _spawn(self, slot: Slot, now_s: float) -> None:
-        self._fillable.discard(slot.name)
+        self.fillable.discard(slot.name)
         slot.incarnation += 1
         slot.on_trial = slot.failure is Failure.BREAKER
         model = self._models[slot.model]
@@ -152,6 +152,7 @@ class SlotKeeper:
         replica.heard_s = now_s
         if replica.silent:
             replica.silent = False
+            self.arm(self.slots[replica.slot], now_s)
             self._models[replica.model].note_credit(replica)
             self._log("info", "replica_heard_again", replica)
 
@@ -245,8 +246,9 @@ class SlotKeeper:
 
     def stop(self, now_s: float) -> None:
         """Ends every process: the broker has no more use for them."""
+        self.stop_loads(lambda slot: True)
         for replica in self.replicas():
-            if replica.state in (ReplicaState.LOADING, ReplicaState.READY, ReplicaState.FAILING):
+            if replica.state in (ReplicaState.READY, ReplicaState.FAILING):
                 replica.cause, replica.reason = "stopped", "told to stop"
                 replica.move(ReplicaState.STOPPING)
                 replica.stop_due_s = now_s + self._settings.stop_timeout_s
@@ -283,7 +285,7 @@ class SlotKeeper:
             else:
                 self._count_failed_load(slot, now_s)
         if not slot.is_lost_for_good:
-            self._fillable.add(slot.name)
+            self.fillable.add(slot.name)
         self.arm(slot, now_s)
 
     def _count_failed_load(self, slot: Slot, now_s: float) -> None:
@@ -309,7 +311,7 @@ class SlotKeeper:
     def _give_up(self, slot: Slot, failure: Failure, reason: str) -> None:
         slot.failure = failure
         slot.reason = reason
-        fields = {"slot": slot.name, "model": slot.model, "failure": failure.value, "reason": reason}
+        fields: dict[str, object] = {"slot": slot.name, "model": slot.model, "failure": failure.value, "reason": reason}
         self._effects.append(Log("error", "slot_given_up", fields))
         if self._models[slot.model].is_failed:
             self._effects.append(Log("error", "model_failed", {"model": slot.model, "reason": reason}))

@@ -1,11 +1,10 @@
-"""Looks at a running model server through its front socket, as a front would, and submits nothing.
+"""Looks at a running model server through its front socket, and does nothing else there.
 
 Owns one DEALER connection. Blocking is the caller's choice: `socket` can go into a poller.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Self
 import zmq
 
 from shared.errors import HeadwaiterError, ProtocolError
-from shared.messages import FrontHello, FrontPulse, Inspect, Message, Snapshot
+from shared.messages import Inspect, Snapshot
 from shared.sockets import RunDirectory, connect_dealer, drain, send
 from shared.version import VERSION
 from shared.wire import decode, encode
@@ -59,12 +58,10 @@ class Observer:
         self._token += 1
         self._answered = False
         self._asked_s = now_s
-        hello = FrontHello(f"headwaiter-{os.getpid()}", os.getpid(), VERSION)
-        for message in (hello, FrontPulse(pending=0), Inspect(self._token)):
-            send(self.socket, encode(message))
+        send(self.socket, encode(Inspect(self._token)))
 
-    def messages(self) -> Iterator[Message]:
-        """What has arrived since the last call. Never blocks.
+    def snapshots(self) -> Iterator[Snapshot]:
+        """The answers that have arrived since the last call. Never blocks.
 
         Raises:
             ProtocolError: the model server speaks another version of the protocol.
@@ -73,7 +70,7 @@ class Observer:
             message, _ = decode(parts)
             if isinstance(message, Snapshot):
                 self._answered = True
-            yield message
+                yield message
 
 
 def fetch_snapshot(run_directory: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> Snapshot:
@@ -92,9 +89,8 @@ def fetch_snapshot(run_directory: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> 
         while (left_s := until_s - time.monotonic()) > 0:
             observer.socket.poll(int(left_s * 1000) + 1)
             try:
-                for message in observer.messages():
-                    if isinstance(message, Snapshot):
-                        return message
+                for snapshot in observer.snapshots():
+                    return snapshot
             except ProtocolError as error:
                 raise Unreachable(
                     f"the process at {path} is not a model server of version {VERSION}: {error}"

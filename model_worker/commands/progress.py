@@ -19,6 +19,7 @@ from rich.text import Text
 from model_worker.commands.addresses import base_url, curl_line
 from model_worker.commands.screen import console
 from model_worker.commands.status import STYLES, state_words
+from model_worker.commands.supervision import CONTROL_SOCKET, PASSWORD, USER
 from shared.config import Config
 from shared.messages import ModelState, Snapshot
 
@@ -69,7 +70,9 @@ class Progress:
             f"Ready on {base_url(self._config)}" + (f" with {len(keep)} of {len(models)} models" if failed else "")
         )
         if keep:
-            self.say("Try:  " + curl_line(self._config, keep[0]))
+            self.say(f"Try:      {curl_line(self._config, keep[0])}")
+        control = self._config.run_directory / CONTROL_SOCKET
+        self.say(f"Control:  supervisorctl -s unix://{control} -u {USER} -p {PASSWORD} status")
 
     def say(self, text: str) -> None:
         with self._lock:

@@ -30,17 +30,19 @@ from model_worker.commands.exits import Exit
 from model_worker.commands.flags import Flags, load_config
 from model_worker.commands.observer import Observer
 from model_worker.commands.progress import Progress
-from model_worker.commands.supervision import Program, Supervisor
+from model_worker.commands.supervision import SUPERVISOR_FILES, Supervisor
 from model_worker.preflight import preflight
 from shared.config import ENV_PREFIX, Config
-from shared.errors import ProtocolError
-from shared.messages import ModelState, ServerPulse, Snapshot, Welcome
+from shared.errors import ConfigurationError, ProtocolError
+from shared.messages import ModelState
+from shared.sockets import RunDirectory
 
 # How often serve looks: often while people watch it come up, seldom afterwards.
 LOOK_STARTING_S = 0.25
 LOOK_SERVING_S = 1.0
 HTTP_TIMEOUT_S = 1.0
-MODEL_SERVER, FRONT = "model_worker", "frontend"
+# A program that refuses to run says why in one line that starts like this.
+ADDRESSED_TO_PEOPLE = b"headwaiter: "
 FINAL_STATES = ("ready", "failed")
 
 
@@ -83,8 +85,10 @@ class Service:
         self._observer = Observer(config.run_directory)
         self._signals: list[int] = []
         self._stage = Stage.STARTING
-        # What the command will say with its exit; set by whatever ends it.
+        # What the command will say with its exit, and why it was not asked for; set by whatever ends it.
         self._exit = Exit.FAILED
+        self._cause = ""
+        self._last_words = ""
         self._models: tuple[ModelState, ...] = ()
         self._next_look_s = 0.0
 
@@ -96,6 +100,7 @@ class Service:
             relay = threading.Thread(target=self._copy_output, args=[self._supervisor.start()], name="relay")
             relay.start()
             cleanup.callback(relay.join)
+            cleanup.callback(self._supervisor.close)
             supervisor_pidfd = os.pidfd_open(self._supervisor.pid)
             cleanup.callback(os.close, supervisor_pidfd)
             poller = zmq.Poller()
@@ -106,6 +111,7 @@ class Service:
                 with contextlib.suppress(BlockingIOError):
                     wake.recv(4096)
                 self._turn()
+        self._tidy()
         return self._conclude(ended)
 
     def _turn(self) -> None:
@@ -119,14 +125,15 @@ class Service:
         self._next_look_s = time.monotonic() + (LOOK_STARTING_S if self._stage is Stage.STARTING else LOOK_SERVING_S)
 
     def _look(self) -> None:
-        self._observer.ask()
         for program in self._supervisor.programs():
             if program.given_up:
-                self._read_news()
-                self._give_up(program)
+                ended = f"exit code {program.exit_status}" if program.state == "EXITED" else "ended after each start"
+                self._stop(Exit.FAILED, f"{program.name} cannot run ({ended}): its own lines above say why")
                 return
-        settled = bool(self._models) and all(model.state in FINAL_STATES for model in self._models)
-        if self._stage is Stage.STARTING and settled and self._front_answers():
+        if self._stage is not Stage.STARTING:
+            return
+        self._observer.ask()
+        if self._models and all(model.state in FINAL_STATES for model in self._models) and self._front_answers():
             self._stage = Stage.SERVING
             self._progress.serving(self._models)
 
@@ -136,7 +143,7 @@ class Service:
         name = signal.Signals(number).name
         if self._stage is Stage.STOPPING:
             self._progress.say(f"{name} again: ending everything at once; requests in progress are cut off")
-            self._exit = Exit.FAILED
+            self._exit, self._cause = Exit.FAILED, self._cause or "ended before all requests were finished"
             self._supervisor.stop_at_once()
             return
         grace_s = self._config.http.grace_s + self._config.server.grace_s
@@ -145,41 +152,33 @@ class Service:
         )
         self._stop(Exit.OK)
 
-    def _stop(self, code: Exit) -> None:
+    def _stop(self, code: Exit, cause: str = "") -> None:
         self._stage = Stage.STOPPING
         self._exit = code
+        self._cause = cause
         self._supervisor.stop()
-
-    def _give_up(self, program: Program) -> None:
-        reasons = [
-            f"{model.name}: {model.reason}" for model in self._models if model.state == "failed" and model.reason
-        ]
-        if program.name == MODEL_SERVER and reasons:
-            self._progress.complain(f"no model can be loaded: {'; '.join(reasons)}")
-        else:
-            ended = (
-                f"exit code {program.exit_status}" if program.state == "EXITED" else "it ended right after each start"
-            )
-            self._progress.complain(f"the program {program.name} cannot run ({ended}): its own lines above say why")
-        self._stop(Exit.FAILED)
 
     def _read_news(self) -> None:
         try:
-            for message in self._observer.messages():
-                if isinstance(message, Welcome | ServerPulse | Snapshot):
-                    self._models = message.models
-                if isinstance(message, Snapshot) and self._stage is Stage.STARTING:
-                    self._progress.update(message)
+            for snapshot in self._observer.snapshots():
+                if self._stage is not Stage.STARTING:
+                    continue
+                self._models = snapshot.models
+                self._progress.update(snapshot)
+                if all(model.state == "failed" for model in snapshot.models):
+                    reasons = "; ".join(f"{model.name}: {model.reason}" for model in snapshot.models)
+                    self._stop(Exit.FAILED, f"no model can be loaded: {reasons}")
         except ProtocolError as error:
-            self._progress.complain(f"the model server speaks another version of the protocol: {error}")
-            self._stop(Exit.FAILED)
+            self._stop(Exit.FAILED, f"the model server speaks another version of the protocol: {error}")
 
     def _front_answers(self) -> bool:
+        """Whether the first request would be answered by a model; by those there are, if a required one has failed."""
+        complete = all(model.state == "ready" for model in self._models if model.required)
         connection = http.client.HTTPConnection(
             connectable_host(self._config), self._config.http.port, timeout=HTTP_TIMEOUT_S
         )
         try:
-            connection.request("GET", "/livez")
+            connection.request("GET", "/readyz" if complete else "/livez")
             return connection.getresponse().status == http.client.OK
         except (OSError, http.client.HTTPException):
             return False
@@ -187,18 +186,32 @@ class Service:
             connection.close()
 
     def _copy_output(self, output: IO[bytes]) -> None:
+        """The relay thread: passes on every line, and keeps the last one that a program addressed to people."""
         with output:
             for line in output:
                 self._progress.copy(line)
+                if line.startswith(ADDRESSED_TO_PEOPLE):
+                    self._last_words = line.removeprefix(ADDRESSED_TO_PEOPLE).decode(errors="replace").strip()
+
+    def _tidy(self) -> None:
+        """Removes what killed programs left; one that is still ending holds the lock, and removes its own files."""
+        directory = RunDirectory(self._config.run_directory)
+        with contextlib.suppress(ConfigurationError):
+            directory.lock()
+            for name in SUPERVISOR_FILES:
+                (directory.path / name).unlink(missing_ok=True)
+            directory.release()
 
     def _conclude(self, ended: int) -> Exit:
-        if self._stage is Stage.STOPPING and ended == 0:
-            if self._exit is Exit.OK:
-                self._progress.say("stopped")
-            return self._exit
-        cause = f"signal {signal.Signals(-ended).name}" if ended < 0 else f"exit code {ended}"
-        self._progress.complain(f"supervisord ended by itself ({cause}); both programs end with it")
-        return Exit.FAILED
+        """Says the cause last, where it is seen."""
+        if self._stage is not Stage.STOPPING or ended != 0:
+            how = f"by signal {signal.Signals(-ended).name}" if ended < 0 else f"with exit code {ended}"
+            self._exit, self._cause = Exit.FAILED, self._cause or f"supervisord ended {how}, and both programs with it"
+        if self._exit is Exit.OK:
+            self._progress.say("stopped")
+        else:
+            self._progress.complain(self._last_words or self._cause)
+        return self._exit
 
 
 @contextlib.contextmanager

@@ -81,10 +81,9 @@ def plan_differences(config: Config, snapshot: Snapshot) -> list[str]:
 
 def _headline(snapshot: Snapshot) -> str:
     draining = ", draining" if snapshot.draining else ""
-    fronts = max(0, snapshot.fronts - 1)  # This command is one of them while it asks.
     return (
         f"model server {snapshot.pid}, version {snapshot.version}, up {duration(snapshot.uptime_s)}, "
-        f"{fronts} front workers{draining}"
+        f"{snapshot.fronts} front workers{draining}"
     )
 
 

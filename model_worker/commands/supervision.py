@@ -27,8 +27,9 @@ from shared.errors import ConfigurationError
 from shared.processes import stop_with_parent
 
 # As in supervisord.conf. The directory's mode is the protection; these only keep supervisord from warning.
-CREDENTIALS = "headwaiter:headwaiter"
+USER = PASSWORD = "headwaiter"
 CONTROL_SOCKET = "supervisor.sock"
+SUPERVISOR_FILES = (CONTROL_SOCKET, "supervisord.pid")
 # supervisord answers from its one loop, within milliseconds unless it is being started or stopped.
 CONTROL_TIMEOUT_S = 2.0
 
@@ -111,8 +112,10 @@ class Supervisor:
         """Its exit code, negative for a signal; None while it runs."""
         return self._running.poll()
 
-    def wait(self) -> int:
-        return self._running.wait()
+    def close(self) -> None:
+        """Stops it, if it still runs, and waits for its end."""
+        self.stop()
+        self._running.wait()
 
     def programs(self) -> tuple[Program, ...]:
         """The programs' states; empty while supervisord cannot answer, at its very start and end."""
@@ -130,7 +133,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """An orderly stop: supervisord ends the web workers, then the model server, and then itself."""
-        self._signal(signal.SIGTERM)
+        if self.exit_code() is None:
+            self._running.terminate()
 
     def stop_at_once(self) -> None:
         """Kills the programs; supervisord sees them gone and ends in order."""
@@ -141,16 +145,14 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self.exit_code() is None:
-            self._running.send_signal(number)
-
 
 class _ControlTransport(xmlrpc.client.Transport):
     """XML-RPC over a Unix socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(headers=[("Authorization", "Basic " + base64.b64encode(CREDENTIALS.encode()).decode())])
+        super().__init__(
+            headers=[("Authorization", "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode())]
+        )
         self._path = path
 
     def make_connection(self, host: tuple[str, dict[str, str]] | str) -> http.client.HTTPConnection:

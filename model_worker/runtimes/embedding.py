@@ -76,7 +76,7 @@ class EmbeddingModel(Model):
         self._pad_token_id = 0
 
     def load(self, device: str) -> None:
-        checkpoint = loading.Checkpoint(self._spec)
+        checkpoint = loading.Checkpoint(self._spec, self.report_progress)
         folder, self._recipe = _read_recipe(checkpoint, self._spec)
         config = checkpoint.load_config(folder)
         self._tokenizer = checkpoint.load_tokenizer(folder)
@@ -89,20 +89,26 @@ class EmbeddingModel(Model):
         self._pad_token_id = loading.pad_token_id(self._tokenizer)
         self._takes_token_types = "token_type_ids" in self._tokenizer.model_input_names
         self.max_batch_cost = padding.default_batch_cost(device)
-        self._dimensions = int(self.forward([self.prepare("a", {})])[0].vectors.shape[1])
+        item = self.prepare("a", {})
+        with torch.inference_mode():
+            self._dimensions = self._pool([(item, item.sequences[0])]).shape[1]
 
     def prepare(self, inputs: Any, parameters: dict[str, Any]) -> _Item:
         checks.refuse_unknown(parameters, _PARAMETERS)
         texts = checks.texts("inputs", inputs)
         normalize = checks.boolean("normalize", parameters.get("normalize", self._recipe.normalize))
         truncate = checks.boolean("truncate", parameters.get("truncate", False))
-        direction = checks.choice("truncation_direction", parameters.get("truncation_direction", "right"), ("left", "right"))
+        direction = checks.choice(
+            "truncation_direction", parameters.get("truncation_direction", "right"), ("left", "right")
+        )
         dimensions = parameters.get("dimensions")
         if dimensions is not None:
             checks.whole_number("dimensions", dimensions, at_least=1, at_most=self._dimensions)
         prompt = self._prompt(parameters)
         sequences = [
-            self._encode(text, prompt, truncate, direction, f"inputs[{index}]" if isinstance(inputs, list) else "inputs")
+            self._encode(
+                text, prompt, truncate, direction, f"inputs[{index}]" if isinstance(inputs, list) else "inputs"
+            )
             for index, text in enumerate(texts)
         ]
         tokens, limit = sum(map(len, sequences)), _BATCHES_PER_ITEM_MAX * self.max_batch_cost
@@ -247,7 +253,9 @@ def _read_recipe(checkpoint: loading.Checkpoint, spec: RuntimeSpec) -> tuple[str
         elif kind == "Normalize":
             normalize = True
         elif kind != "Dropout":
-            raise LoadError(f"{spec.source}: modules.json names a {kind!r} module, which is not supported", permanent=True)
+            raise LoadError(
+                f"{spec.source}: modules.json names a {kind!r} module, which is not supported", permanent=True
+            )
     transformer = checkpoint.read_json(f"{folder}/sentence_bert_config.json" if folder else "sentence_bert_config.json")
     general = checkpoint.read_json("config_sentence_transformers.json") or {}
     options: dict[str, Any] = dict(spec.options)

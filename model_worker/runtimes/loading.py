@@ -8,20 +8,24 @@ to know any task.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import tqdm.std
 import transformers
 from huggingface_hub import errors as hub_errors
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
-from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
 from model_worker.runtimes import sources, tasks
 from model_worker.runtimes.sources import Source
@@ -38,8 +42,9 @@ _TOKENIZER_LIMIT_MAX = 10**6
 class Checkpoint:
     """One model's files, and the ways to load from them. Main thread only."""
 
-    def __init__(self, spec: RuntimeSpec) -> None:
+    def __init__(self, spec: RuntimeSpec, report_progress: Callable[[float, str], None]) -> None:
         self.spec = spec
+        self._report_progress = report_progress
         try:
             self.source: Source = sources.resolve(spec.source)
         except ConfigurationError as error:
@@ -92,39 +97,19 @@ class Checkpoint:
 
     def read_json(self, file: str) -> Any:
         """The content of a JSON file of the checkpoint; None if it has no such file."""
-        if self.source.kind == "gguf":
-            return None
-        where = {key: value for key, value in self._where().items() if key != "trust_remote_code"}
         with self.one_line_errors(file):
-            path = cached_file(
-                self.source.location,
-                file,
-                _raise_exceptions_for_missing_entries=False,
-                _raise_exceptions_for_gated_repo=True,
-                **where,
-            )
-            if path is None:
-                return None
-            with open(path, encoding="utf-8") as stream:
-                return json.load(stream)
+            path = self._find(file)
+            return None if path is None else json.loads(Path(path).read_bytes())
 
-    def read_weights(self, subfolder: str) -> dict[str, torch.Tensor]:
-        """The tensors of a small module that is not a transformers model."""
-        where = {key: value for key, value in self._where().items() if key != "trust_remote_code"}
-        with self.one_line_errors(f"the weights in {subfolder}"):
-            path = cached_file(
-                self.source.location,
-                f"{subfolder}/model.safetensors",
-                _raise_exceptions_for_missing_entries=False,
-                **where,
-            )
-            if path is not None:
-                from safetensors.torch import load_file
-
+    def read_weights(self, folder: str) -> dict[str, torch.Tensor]:
+        """The tensors of a small module that is not a transformers model; empty if it has none."""
+        with self.one_line_errors(f"the weights in {folder}"):
+            if (path := self._find(f"{folder}/model.safetensors")) is not None:
                 return load_file(path)
-            path = cached_file(self.source.location, f"{subfolder}/pytorch_model.bin", **where)
-            tensors: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-            return tensors
+            if (path := self._find(f"{folder}/pytorch_model.bin")) is not None:
+                tensors: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+                return tensors
+        return {}
 
     def load_component(self, auto_class: Any, *, required: bool) -> Any:
         """A tokenizer or processor by its auto class; None if it is not `required` and not there."""
@@ -137,6 +122,18 @@ class Checkpoint:
                 raise
             logger.debug("optional_part_absent part=%s reason=%s", auto_class.__name__, one_line(error))
             return None
+
+    def _find(self, file: str) -> str | None:
+        if self.source.kind == "gguf":
+            return None
+        path: str | None = cached_file(
+            self.source.location,
+            file,
+            revision=self.spec.revision,
+            local_files_only=self.source.is_local,
+            _raise_exceptions_for_missing_entries=False,
+        )
+        return path
 
     def _where(self, subfolder: str = "") -> dict[str, Any]:
         keywords: dict[str, Any] = {
@@ -169,6 +166,8 @@ class Checkpoint:
     def one_line_errors(self, part: str) -> Iterator[None]:
         """Turns whatever goes wrong while `part` is loaded into a `LoadError`, and keeps the libraries quiet."""
         try:
+            # What is taken from the hub or from its cache on this disk, the libraries do not tell beforehand.
+            self._report_progress(-1.0, f"{'load' if self.source.is_local else 'download or find'} {part}")
             with quiet_libraries():
                 yield
         except LoadError:
@@ -192,7 +191,9 @@ class Checkpoint:
         if isinstance(error, ImportError):
             raise LoadError(f"{where}: a package is missing: {text}", permanent=True) from error
         if isinstance(error, hub_errors.GatedRepoError):
-            raise LoadError(f"{where}: access to it has to be granted on the hub first: {text}", permanent=True) from error
+            raise LoadError(
+                f"{where}: access to it has to be granted on the hub first: {text}", permanent=True
+            ) from error
         if isinstance(error, (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError)):
             raise LoadError(f"{where}: not on the hub: {text}", permanent=True) from error
         permanent = self.source.is_local and isinstance(error, (OSError, ValueError, KeyError, TypeError))
@@ -257,7 +258,8 @@ def one_line(error: BaseException) -> str:
 def quiet_libraries() -> Iterator[None]:
     """No progress bars, no load reports; from now on transformers' messages go where all other log lines go."""
     disable_progress_bars()
-    transformers_logging.disable_progress_bar()
+    draws_bar = tqdm.std.tqdm.__init__
+    tqdm.std.tqdm.__init__ = functools.partialmethod(draws_bar, disable=True)
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
     before = transformers_logging.get_verbosity()
@@ -266,6 +268,7 @@ def quiet_libraries() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+        tqdm.std.tqdm.__init__ = draws_bar
 
 
 def _is_made_for(model_class: Any, config: Any) -> bool:

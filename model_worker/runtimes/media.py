@@ -88,7 +88,9 @@ def _decode_object(value: dict[str, Any], where: str) -> dict[str, Any]:
     decoded = {}
     for key, entry in value.items():
         if key in _REFERENCE_KEYS:
-            raise InvalidInput(f"{where}.{key} is not read: give the data itself, as bytes or base64, under 'image' or 'audio'")
+            raise InvalidInput(
+                f"{where}.{key} is not read: give the data itself, as bytes or base64, under 'image' or 'audio'"
+            )
         decoded[key] = _decode(entry, _KINDS_OF_KEYS.get(key), f"{where}.{key}")
     return decoded
 

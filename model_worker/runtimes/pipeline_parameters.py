@@ -138,7 +138,9 @@ def _check_labels(name: str, value: object) -> str | list[str]:
 def _check_template(name: str, value: object) -> str:
     template = checks.text(name, value)
     if "{}" not in template or set("{}") & set(template.replace("{}", "")):
-        raise InvalidInput(f"{name} must hold {{}} where the label goes, and no other braces, got {checks.shown(value)}")
+        raise InvalidInput(
+            f"{name} must hold {{}} where the label goes, and no other braces, got {checks.shown(value)}"
+        )
     return template
 
 

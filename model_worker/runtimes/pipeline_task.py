@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers.pipelines import PIPELINE_REGISTRY, ChunkPipeline
-from transformers.pipelines.base import PipelineException, pad_collate_fn
+from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.pipelines.base import ChunkPipeline, PipelineException, pad_collate_fn
 from transformers.pipelines.pt_utils import PipelineIterator
 
 from model_worker.runtimes import batching, checks, loading, media, padding, samples, tasks
@@ -79,38 +79,52 @@ class _Item:
     has_parameters: bool
 
 
-class _Staging:
-    """Mixed in before a pipeline's class: its `__call__` prepares, and computes nothing."""
+class _Stager:
+    """A pipeline whose `__call__` prepares, and computes nothing. Prepare thread only."""
 
-    parts: list[_Part]
+    def __init__(self, pipeline: Any) -> None:
+        self.pipeline = copy.copy(pipeline)
+        self.pipeline.run_single = self._run_single
+        self.pipeline.get_iterator = self._get_iterator
+        if pipeline.tokenizer is not None:
+            self.pipeline.tokenizer = _uncut(pipeline.tokenizer)
+        self._parts: list[_Part] = []
 
-    def run_single(self, inputs: Any, preprocess: Any, forward: Any, postprocess: Any) -> _Hole:
-        return next(self.get_iterator([inputs], 0, 1, preprocess, forward, postprocess))
+    def stage(self, inputs: Any, arguments: dict[str, Any], may_truncate: bool) -> tuple[Any, list[_Part]]:
+        """The answer with its holes, and the parts to fill them from; raises whatever the pipeline raises."""
+        self._parts = []
+        self.pipeline.call_count = 0  # transformers warns after ten calls, meaning calls that compute
+        if self.pipeline.tokenizer is not None:
+            self.pipeline.tokenizer.may_truncate = may_truncate
+        return self.pipeline(inputs, **arguments), self._parts
 
-    def get_iterator(
+    def _run_single(self, inputs: Any, preprocess: Any, forward: Any, postprocess: Any) -> _Hole:
+        prepared = self.pipeline.preprocess(inputs, **preprocess)
+        chunks = list(prepared) if isinstance(self.pipeline, ChunkPipeline) else [prepared]
+        self._parts.append(_Part(chunks, dict(forward), dict(postprocess)))
+        return _Hole(len(self._parts) - 1)
+
+    def _get_iterator(
         self, inputs: Iterable[Any], num_workers: int, batch_size: int, preprocess: Any, forward: Any, postprocess: Any
     ) -> Iterator[_Hole]:
-        for value in inputs:
-            prepared = self.preprocess(value, **preprocess)  # type: ignore[attr-defined]
-            chunks = list(prepared) if isinstance(self, ChunkPipeline) else [prepared]
-            self.parts.append(_Part(chunks, dict(forward), dict(postprocess)))
-            yield _Hole(len(self.parts) - 1)
+        return (self._run_single(value, preprocess, forward, postprocess) for value in inputs)
 
 
-class _Uncut:
-    """Mixed in before a tokenizer's class: cuts text to the model's own limit only if `may_truncate`.
+def _uncut(tokenizer: Any) -> Any:
+    """A copy that cuts text to the model's own limit only while its `may_truncate` is set.
 
     Several pipelines ask for that without being told to. Text that is too long then arrives whole, and is refused.
     """
 
-    may_truncate = False
-
-    def __call__(
-        self, *args: Any, truncation: Any = None, max_length: int | None = None, **keywords: Any
-    ) -> Any:
+    def call(self: Any, *args: Any, truncation: Any = None, max_length: int | None = None, **keywords: Any) -> Any:
         if not self.may_truncate and max_length is None and not keywords.get("return_overflowing_tokens"):
             truncation = False
-        return super().__call__(*args, truncation=truncation, max_length=max_length, **keywords)  # type: ignore[misc]
+        return super(type(self), self).__call__(*args, truncation=truncation, max_length=max_length, **keywords)
+
+    copied = loading.copy_tokenizer(tokenizer)
+    # Calls are looked up in the class; its name tells error texts which tokenizer it is.
+    copied.__class__ = type(type(tokenizer).__name__, (type(tokenizer),), {"__call__": call, "may_truncate": False})
+    return copied
 
 
 class PipelineModel(Model):
@@ -122,7 +136,7 @@ class PipelineModel(Model):
         self._spec = spec
         self._task = tasks.canonical(spec.task)
         self._pipeline: Any = None  # the model's; main thread
-        self._staging: Any = None  # shares the model; prepare thread
+        self._stager: _Stager  # shares the model; prepare thread
         self._finishing: Any = None  # shares the model; finish thread
         self._parameters: PipelineParameters
         self._limit_tokens: int | None = None
@@ -140,8 +154,11 @@ class PipelineModel(Model):
                 # So that `truncation` and `stride` cut at what the model can take, whatever the tokenizer's file says.
                 tokenizer.model_max_length = self._limit_tokens
         self.max_batch_cost = padding.default_batch_cost(device)
-        self._split_by_thread()
-        self._parameters = PipelineParameters(self._staging, self._limit_tokens)
+        self._stager = _Stager(self._pipeline)
+        self._finishing = copy.copy(self._pipeline)
+        if tokenizer is not None:
+            self._finishing.tokenizer = loading.copy_tokenizer(tokenizer)
+        self._parameters = PipelineParameters(self._stager.pipeline, self._limit_tokens)
         self._check_options()
         self._solo_reason = self._prepare_batching() or self._probe_batching()
         if self._solo_reason:
@@ -153,20 +170,14 @@ class PipelineModel(Model):
             _check_texts(inputs, self._task, arguments)
         else:
             inputs = media.decode(inputs, self._task)
-        staging = self._staging
-        staging.parts = []
-        staging.call_count = 0  # transformers warns after ten calls, meaning calls that compute
-        if staging.tokenizer is not None:
-            staging.tokenizer.may_truncate = may_truncate
         try:
-            answer = staging(inputs, **arguments)
+            answer, parts = self._stager.stage(inputs, arguments, may_truncate)
         except _CALLER_ERRORS as error:
             raise InvalidInput(f"{type(error).__name__}: {loading.one_line(error)}") from error
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of the tokenizers' Rust code; derives from BaseException
                 raise
             raise InvalidInput(f"the tokenizer cannot process this: {loading.one_line(error)}") from error
-        parts, staging.parts = staging.parts, []
         lengths = [_length(chunk) for part in parts for chunk in part.chunks]
         self._check_lengths(parts)
         return _Item(
@@ -211,7 +222,7 @@ class PipelineModel(Model):
 
     def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
         longest = padding.warm_up_tokens(self._torch_device, self._limit_tokens)
-        return samples.examples(self._task, self._staging.tokenizer, longest, self._sampling_rate())
+        return samples.examples(self._task, self._stager.pipeline.tokenizer, longest, self._sampling_rate())
 
     def describe(self) -> dict[str, object]:
         tokenizer = self._pipeline.tokenizer
@@ -233,7 +244,7 @@ class PipelineModel(Model):
             raise LoadError(
                 f"task = {self._spec.task!r} is not in transformers {transformers.__version__}", permanent=True
             ) from None
-        checkpoint = loading.Checkpoint(self._spec)
+        checkpoint = loading.Checkpoint(self._spec, self.report_progress)
         config = checkpoint.load_config()
         model = checkpoint.load_model(definition["pt"], config, device, may_lack=_UNUSED_WEIGHTS)
         pipeline_class = _import_class(definition["impl"])
@@ -247,17 +258,6 @@ class PipelineModel(Model):
         if not getattr(pipeline, "_pipeline_calls_generate", False):
             model.config.use_cache = False  # keys and values for steps that never come
         return pipeline
-
-    def _split_by_thread(self) -> None:
-        """Gives the prepare and the finish thread a pipeline each, with a tokenizer of its own."""
-        self._finishing = copy.copy(self._pipeline)
-        self._staging = copy.copy(self._pipeline)
-        self._staging.__class__ = type("Staging", (_Staging, type(self._pipeline)), {})
-        if self._pipeline.tokenizer is not None:
-            self._finishing.tokenizer = loading.copy_tokenizer(self._pipeline.tokenizer)
-            tokenizer = loading.copy_tokenizer(self._pipeline.tokenizer)
-            tokenizer.__class__ = type(type(tokenizer).__name__, (_Uncut, type(tokenizer)), {})
-            self._staging.tokenizer = tokenizer
 
     def _check_options(self) -> None:
         try:
@@ -275,7 +275,7 @@ class PipelineModel(Model):
             token = tokenizer.eos_token or tokenizer.unk_token
             if token is None:
                 return "the tokenizer has no token to pad with"
-            for owner in (self._pipeline, self._staging, self._finishing):
+            for owner in (self._pipeline, self._stager.pipeline, self._finishing):
                 owner.tokenizer.pad_token = token
         if tokenizer is not None and getattr(self._pipeline.model.config, "pad_token_id", None) is None:
             self._pipeline.model.config.pad_token_id = tokenizer.pad_token_id
@@ -288,7 +288,7 @@ class PipelineModel(Model):
     def _probe_batching(self) -> str:
         """Computes two requests of different length together and alone; returns what is wrong, or nothing."""
         longest = padding.warm_up_tokens(self._torch_device, self._limit_tokens)
-        pair = samples.unequal_pair(self._task, self._staging.tokenizer, longest, self._sampling_rate())
+        pair = samples.unequal_pair(self._task, self._stager.pipeline.tokenizer, longest, self._sampling_rate())
         if not pair:
             return "no request is known to try it with"
         try:
@@ -372,9 +372,8 @@ def _check_texts(inputs: Any, task: str, arguments: dict[str, Any]) -> None:
     values = inputs if isinstance(inputs, list) else [inputs]
     if not values:
         raise InvalidInput("inputs is an empty list: give at least one text")
-    if task == "token-classification" and arguments.get("is_split_into_words"):
-        for index, value in enumerate(values if values and isinstance(values[0], list) else [values]):
-            checks.texts(f"inputs[{index}]", value)
+    if arguments.get("is_split_into_words"):
+        _check_words(inputs)
         return
     for index, value in enumerate(values):
         where = f"inputs[{index}]" if isinstance(inputs, list) else "inputs"
@@ -383,6 +382,20 @@ def _check_texts(inputs: Any, task: str, arguments: dict[str, Any]) -> None:
         elif not isinstance(value, str):
             wanted = 'a string, or an object {"text", "text_pair"}' if task == "text-classification" else "a string"
             raise InvalidInput(f"{where} must be {wanted}, or a list of them, got {checks.shown(value)}")
+
+
+def _check_words(inputs: Any) -> None:
+    if not isinstance(inputs, list):
+        raise InvalidInput(
+            f"inputs must be a list of words where is_split_into_words is true, got {checks.shown(inputs)}"
+        )
+    if not isinstance(inputs[0], list):
+        checks.texts("inputs", inputs)
+        return
+    for index, words in enumerate(inputs):
+        if not isinstance(words, list):
+            raise InvalidInput(f"inputs[{index}] must be a list of words like the first, got {checks.shown(words)}")
+        checks.texts(f"inputs[{index}]", words)
 
 
 def _check_pair(where: str, value: dict[str, Any]) -> None:

@@ -86,12 +86,11 @@ def _as_model_class(found: Any, where: str) -> type[Model]:
     """`found` itself, or, if it only looks like a `Model`, a subclass that gets what it lacks from `Model`."""
     if not isinstance(found, type):
         raise LoadError(f"{where} is not a class but {type(found).__name__}: {found!r:.80}", permanent=True)
-    missing = [
-        name for name in ("load", "forward") if getattr(found, name, None) in (None, getattr(Model, name))
-    ]
+    missing = [name for name in ("load", "forward") if getattr(found, name, None) in (None, getattr(Model, name))]
     if missing:
-        raise LoadError(f"{where} lacks {' and '.join(missing)}: a model class has load(device) and forward(items)",
-                        permanent=True)
+        raise LoadError(
+            f"{where} lacks {' and '.join(missing)}: a model class has load(device) and forward(items)", permanent=True
+        )
     if issubclass(found, Model):
         return found
     try:

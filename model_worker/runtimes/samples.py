@@ -53,14 +53,15 @@ def unequal_pair(task: str, tokenizer: Any, longest_tokens: int, sampling_rate: 
     if task in media.AUDIO_TASKS and sampling_rate:
         # Long enough for every convolutional front end; the pipelines take the samples out of the object they get.
         return [
-            ({"raw": [0.0] * (sampling_rate * seconds), "sampling_rate": sampling_rate}, parameters) for seconds in (2, 1)
+            ({"raw": [0.0] * (sampling_rate * seconds), "sampling_rate": sampling_rate}, parameters)
+            for seconds in (2, 1)
         ]
     return []
 
 
 def text_of(tokenizer: Any, tokens_max: int) -> str:
     """Some text of at most `tokens_max` tokens, special tokens counted, and nearly as many."""
-    words = "a b c d e f g h".split()
+    words = ["a", "b", "c", "d", "e", "f", "g", "h"]
     room = tokens_max - tokenizer.num_special_tokens_to_add()
     text = words[0]
     count = 1

@@ -148,7 +148,9 @@ def _find_in_package(source: str) -> Path:
         raise ConfigurationError(f"model = {source!r}: the package {name!r} is not installed for {sys.executable}")
     path = file.parent / inside
     if ".." in Path(inside).parts or not path.exists():
-        raise ConfigurationError(f"model = {source!r}: the package {name!r} has no {inside!r} (looked in {file.parent})")
+        raise ConfigurationError(
+            f"model = {source!r}: the package {name!r} has no {inside!r} (looked in {file.parent})"
+        )
     return path
 
 

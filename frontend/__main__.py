@@ -1,0 +1,178 @@
+"""`python -m frontend`: the front workers, as supervisord starts them.
+
+Owns the flags, the listening socket and uvicorn's settings. The workers load the configuration themselves: flags
+reach them as environment variables. Kept small: each spawned worker imports this module again, as `__mp_main__`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import socket
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from shared.config import Config
+
+
+class ExitCode(IntEnum):
+    """What an exit says. Follows sysexits.h where that has a word for it."""
+
+    OK = 0
+    WORKERS_FAILED = 70
+    """A worker could not start, and would not the next time either; the log says why."""
+    CANNOT_LISTEN = 74
+    """The address is in use, not ours, or not allowed."""
+    CONFIGURATION = 78
+    """The configuration, or the machine it is used on, does not allow a start."""
+
+
+# How long a worker may leave its master's health check unanswered. uvicorn's own 5 s kill a worker that is merely
+# slow; the check is answered by a thread, so only a process that is stopped or broken fails it.
+WORKER_HEALTH_CHECK_S = 30
+# Connections that the kernel holds while no worker is free to accept them.
+BACKLOG = 2048
+FLAG_VARIABLES = {"host": "HTTP__HOST", "port": "HTTP__PORT", "workers": "HTTP__WORKERS", "reload": "HTTP__RELOAD"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    from shared import logs
+    from shared.config import CONFIG_FILE_VARIABLE, ENV_PREFIX, Config
+    from shared.errors import ConfigurationError
+    from shared.processes import stop_with_parent
+    from shared.sockets import RunDirectory
+
+    flags = _parser().parse_args(arguments)
+    if flags.exit_with_parent:
+        stop_with_parent()
+    if flags.config is not None:
+        os.environ[CONFIG_FILE_VARIABLE] = str(flags.config.absolute())
+    for flag, variable in FLAG_VARIABLES.items():
+        value = getattr(flags, flag)
+        if value is not None:
+            os.environ[ENV_PREFIX + variable] = str(value)
+    try:
+        config = Config.load()
+        RunDirectory(config.run_directory).prepare()
+    except ConfigurationError as error:
+        print(f"headwaiter: {error}", file=sys.stderr)
+        return ExitCode.CONFIGURATION
+    logs.configure(config.logging.level, config.logging.format, program="frontend")
+    try:
+        listener = listen(config.http.host, config.http.port)
+    except OSError as error:
+        address = f"{config.http.host}:{config.http.port}"
+        print(
+            f"headwaiter: cannot listen on {address}: {error.strerror}; set http.port or http.host to another one, or "
+            "stop what uses it",
+            file=sys.stderr,
+        )
+        return ExitCode.CANNOT_LISTEN
+    return run(config, listener)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m frontend",
+        description="Runs the front workers: HTTP in front of the models that `python -m model_worker` holds.",
+        epilog="Signals: TERM and INT stop, HUP replaces the workers one by one, TTIN and TTOU add and remove one.",
+    )
+    parser.add_argument("--config", type=Path, help="configuration file (default: $HEADWAITER_CONFIG, headwaiter.toml)")
+    parser.add_argument("--host", help="address to listen on (http.host)")
+    parser.add_argument("--port", type=int, help="TCP port (http.port); 0 takes a free one")
+    parser.add_argument("--workers", type=int, help="worker processes (http.workers)")
+    parser.add_argument("--reload", action="store_true", default=None, help="restart a worker when its source changes")
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="stop when the process that started this one ends"
+    )
+    return parser
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, for all workers. Made here because uvicorn's own leaves out the protocol number, without
+    which asyncio would not turn Nagle's algorithm off: 44 ms for each answer on a connection that is kept.
+
+    Raises:
+        OSError: the host has no address here, or the port is taken.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # The port of a process that has just ended may be used at once.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Now, not when the first worker is ready: a port that another process listens on is refused only here.
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.set_inheritable(True)
+    return listener
+
+
+def run(config: Config, listener: socket.socket) -> int:
+    """Runs uvicorn until it is told to stop; returns an `ExitCode`."""
+    import logging
+
+    from shared.logs import log_event
+
+    settings = uvicorn_settings(config)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    workers = 1 if config.http.reload else config.http.workers
+    log_event(logging.getLogger("frontend"), "info", "listening", url=url, workers=workers, pid=os.getpid())
+    if config.http.reload:
+        return _run_reloading(settings, listener)
+    from uvicorn.supervisors import Multiprocess
+
+    # Also for one worker: without a master nothing would replace it, and HUP would end it.
+    master = Multiprocess(settings, sockets=[listener])
+    master.run()
+    from uvicorn.config import STARTUP_FAILURE
+
+    failed = any(process.exitcode == STARTUP_FAILURE for process in master.processes)
+    return ExitCode.WORKERS_FAILED if failed else ExitCode.OK
+
+
+def uvicorn_settings(config: Config) -> uvicorn.Config:
+    import uvicorn
+
+    from shared import logs
+
+    packages = Path(__file__).resolve().parents[1]
+    return uvicorn.Config(
+        "frontend.app:app",
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        workers=config.http.workers,
+        backlog=BACKLOG,
+        reload=config.http.reload,
+        # Never the model workers' source: models stay loaded.
+        reload_dirs=[str(packages / "frontend"), str(packages / "shared")] if config.http.reload else None,
+        log_config=logs.log_config(config.logging.level, config.logging.format, program="frontend"),
+        access_log=config.logging.level == "debug",
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(config.http.grace_s),
+        timeout_worker_healthcheck=WORKER_HEALTH_CHECK_S,
+    )
+
+
+def _run_reloading(settings: uvicorn.Config, listener: socket.socket) -> int:
+    import uvicorn
+    from uvicorn.supervisors import ChangeReload
+
+    ChangeReload(settings, target=uvicorn.Server(settings).run, sockets=[listener]).run()
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""The dispatcher: binds queued requests to replicas, as late as possible.
+
+Owns the rule of credit: who may get work, when a batch that is not full yet waits, and what becomes of a replica's
+batches when the last item is reported. Refuses to order requests; that is the backlog's.
+"""
+
+from __future__ import annotations
+
+from model_worker.broker.effects import BatchEntry, Effect, SendBatch
+from model_worker.broker.ledger import Ledger
+from model_worker.broker.models import Model
+from model_worker.broker.records import Batch, Replica, Request, RequestState
+from model_worker.broker.slots import SlotKeeper
+from model_worker.broker.timers import Timers
+
+
+class Dispatcher:
+    """Moves requests from backlogs into replicas."""
+
+    def __init__(self, keeper: SlotKeeper, ledger: Ledger, timers: Timers[object], effects: list[Effect]) -> None:
+        self._keeper = keeper
+        self._ledger = ledger
+        self._timers = timers
+        self._effects = effects
+        # Numbers count from 1 and never repeat.
+        self._batch_number = 0
+
+    def dispatch(self, model: Model, now_s: float, *, may_hold: bool) -> None:
+        """Gives out everything that credit allows. With `may_hold`, small batches wait for `max_wait_s`."""
+        backlog = model.backlog
+        while (head := backlog.head) is not None:
+            replica = next(iter(model.idle.values()), None)
+            if replica is not None:
+                full = backlog.fills(head, replica.limits)
+                hold_s = head.arrived_s + model.settings.max_wait_s
+                if may_hold and not full and now_s < hold_s:
+                    self._timers.advance(model, hold_s)
+                    return
+            else:
+                replica = next(iter(model.prefetchable.values()), None)
+                if replica is None or head.alone or not backlog.fills(head, replica.limits):
+                    return
+                full = True
+            requests = backlog.take(replica.limits)
+            if full and not head.alone:
+                model.pace.observe_full_batch(len(requests))
+            self._send(model, replica, requests, now_s)
+
+    def return_credit(self, model: Model, replica: Replica, batch: Batch, now_s: float) -> None:
+        """The replica has reported the batch's last item; the prefetched batch, if there is one, runs now."""
+        if batch is replica.prefetched:
+            replica.prefetched = None
+        else:
+            model.pace.observe_batch(now_s - batch.started_s)
+            replica.running, replica.prefetched = replica.prefetched, None
+            if replica.running is not None:
+                self._start(replica, replica.running, now_s)
+                self._ledger.start(replica.running)
+        model.note_credit(replica)
+        self._keeper.arm(self._keeper.slots[replica.slot], now_s)
+
+    def _send(self, model: Model, replica: Replica, requests: list[Request], now_s: float) -> None:
+        self._batch_number += 1
+        batch = Batch(
+            number=self._batch_number,
+            alone=requests[0].alone,
+            size=len(requests),
+            open={request.id: request for request in requests},
+            started_s=now_s,
+        )
+        if replica.running is None:
+            replica.running = batch
+            self._start(replica, batch, now_s)
+            self._ledger.assign(batch, replica, RequestState.RUNNING)
+        else:
+            replica.prefetched = batch
+            self._ledger.assign(batch, replica, RequestState.PREFETCHED)
+        model.note_credit(replica)
+        model.tally.batches += 1
+        model.tally.batch_size.observe(batch.size)
+        slot = self._keeper.slots[replica.slot]
+        slot.batches += 1
+        self._keeper.arm(slot, now_s)
+        entries = tuple(
+            BatchEntry(request.id, request.attempt, request.operation, request.deadline_s, request.stream)
+            for request in requests
+        )
+        self._effects.append(SendBatch(replica.slot, replica.incarnation, batch.number, batch.alone, entries))
+
+    @staticmethod
+    def _start(replica: Replica, batch: Batch, now_s: float) -> None:
+        batch.started_s = replica.progressed_s = now_s

@@ -1,0 +1,163 @@
+"""What is always true of the broker after a turn, checked from the records themselves.
+
+Owns the list; the tests check it after every event. Raises AssertionError that names what is wrong. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from model_worker.broker.models import Model
+from model_worker.broker.records import (
+    WAITING,
+    Credit,
+    Replica,
+    ReplicaState,
+    Request,
+    RequestState,
+    Slot,
+)
+
+if TYPE_CHECKING:
+    from model_worker.broker.machine import Broker
+
+# A request is sent once, and once more after a death.
+ATTEMPTS_MAX = 2
+
+
+def validate(broker: Broker, now_s: float) -> None:
+    """Everything below, for every record."""
+    for request in broker.ledger.requests.values():
+        _validate_request(broker, request, now_s)
+    for slot in broker.keeper.slots.values():
+        _validate_slot(broker, slot)
+        if slot.replica is not None:
+            _validate_replica(broker, slot, slot.replica, now_s)
+    for model in broker.models.values():
+        _validate_model(broker, model)
+        if not broker.stopped:
+            _validate_work_conservation(broker, model, now_s)
+    _validate_fronts(broker, now_s)
+    _validate_loads(broker, now_s)
+    broker.timers.validate()
+
+
+def _validate_request(broker: Broker, request: Request, now_s: float) -> None:
+    name = f"request {request.id.hex()}"
+    assert request.state is not RequestState.ENDED, f"{name} has ended and is still kept"
+    assert request.deadline_s > now_s, f"{name} outlived its deadline"
+    assert broker.timers.at_s(request) == request.deadline_s, f"{name} has no deadline timer"
+    assert request.attempt <= ATTEMPTS_MAX, f"{name} was sent {request.attempt} times"
+    assert request.alone == (request.deaths > 0), f"{name} witnessed {request.deaths} deaths, alone={request.alone}"
+    assert request.deaths <= 1, f"{name} lives after {request.deaths} deaths"
+    if request.state is RequestState.QUEUED:
+        assert request.replica is None, f"{name} is queued and assigned"
+        assert request.batch is None, f"{name} is queued and in a batch"
+        return
+    replica, batch = request.replica, request.batch
+    assert replica is not None, f"{name} is {request.state} nowhere"
+    assert batch is not None, f"{name} is {request.state} in no batch"
+    assert batch.open.get(request.id) is request, f"{name} is not open in its batch"
+    assert broker.keeper.current(replica.slot, replica.incarnation) is replica, f"{name} is held by a dead replica"
+    where = replica.running if request.state is RequestState.RUNNING else replica.prefetched
+    assert batch is where, f"{name} is {request.state}, but its batch is not"
+
+
+def _validate_slot(broker: Broker, slot: Slot) -> None:
+    model = broker.models[slot.model]
+    replica = slot.replica
+    if replica is None:
+        assert slot.name not in model.idle, f"{slot.name} is vacant and has credit"
+        assert slot.name not in model.prefetchable, f"{slot.name} is vacant and has credit"
+        return
+    assert replica.slot == slot.name, f"{slot.name} holds a replica of {replica.slot}"
+    assert replica.incarnation == slot.incarnation, f"{slot.name} holds incarnation {replica.incarnation}"
+    assert replica.state is not ReplicaState.GONE, f"{slot.name} holds a replica that is gone"
+
+
+def _validate_replica(broker: Broker, slot: Slot, replica: Replica, now_s: float) -> None:
+    model = broker.models[slot.model]
+    name = f"{slot.name}#{replica.incarnation}"
+    assert (model.idle.get(slot.name) is replica) == (replica.credit is Credit.IDLE), f"{name} in the wrong pool"
+    assert (model.prefetchable.get(slot.name) is replica) == (replica.credit is Credit.PREFETCH), (
+        f"{name} in the wrong pool"
+    )
+    assert replica.running is not None or replica.prefetched is None, f"{name} prefetched while nothing runs"
+    for batch in replica.batches():
+        assert batch.open, f"{name} keeps batch {batch.number}, which is done"
+        assert replica.was_ready, f"{name} got work before it was ready"
+        assert batch.size == 1 or not batch.alone, f"{name}: batch {batch.number} is to be alone, and is not"
+        assert not batch.alone or len(list(replica.batches())) == 1, f"{name}: company for batch {batch.number}"
+        assert not replica.limits.size_max or batch.size <= replica.limits.size_max, f"{name}: batch is too large"
+        for request in batch.live_requests():
+            assert broker.ledger.requests.get(request.id) is request, f"{name} holds a request that nobody admitted"
+            assert batch.alone == request.alone, f"{name}: request {request.id.hex()} shares, and must not"
+    if broker.stopped:
+        return
+    if replica.state is not ReplicaState.KILLED:
+        assert slot in broker.timers, f"{name} is watched by no timer"
+    if replica.state is ReplicaState.READY:
+        settings = broker.settings
+        assert replica.silent == (now_s >= replica.heard_s + settings.replica_silence_s), f"{name}: silence unnoticed"
+        assert not broker.keeper.is_hung(replica, now_s), f"{name}: a hang is unnoticed"
+
+
+def _validate_model(broker: Broker, model: Model) -> None:
+    requests = [request for request in broker.ledger.requests.values() if request.model == model.name]
+    queued = {request.id for request in requests if request.state is RequestState.QUEUED}
+    assert {request.id for request in model.backlog} == queued, f"{model.name}: queue and ledger disagree"
+    assert len(model.backlog) == len(queued), f"{model.name}: a request is queued twice"
+    model.backlog.validate()
+    waiting = [request for request in requests if request.state in WAITING]
+    assert model.waiting_count == len(waiting), f"{model.name}: waiting_count is {model.waiting_count}"
+    assert model.waiting_bytes == sum(r.body_bytes for r in waiting), f"{model.name}: waiting_bytes is wrong"
+    # Admission looks at what waits and at what idle replicas can take; a death can send what runs back to the queue.
+    size_max = model.settings.max_batch_size
+    if size_max:
+        admitted_max = model.settings.queue_size_max + len(model.slots) * size_max
+        assert len(requests) <= admitted_max, f"{model.name}: {len(requests)} requests, more than {admitted_max}"
+    assert model.tally.admitted == sum(model.tally.ended.values()) + len(requests), f"{model.name}: lost a request"
+    assert not (model.is_failed and queued), f"{model.name} has failed, and requests wait for it"
+    for digest, ban in model.bans.items():
+        assert ban.digest == digest, f"{model.name}: a ban is filed under another digest"
+        assert broker.timers.at_s(ban) == ban.until_s, f"{model.name}: a ban never ends"
+
+
+def _validate_work_conservation(broker: Broker, model: Model, now_s: float) -> None:
+    """No replica rests while a request waits that it could take."""
+    head = model.backlog.head
+    if head is None:
+        return
+    for replica in model.idle.values():
+        held = now_s < head.arrived_s + model.settings.max_wait_s and not model.backlog.fills(head, replica.limits)
+        assert held, f"{replica.slot} is idle while {len(model.backlog)} requests wait"
+        assert broker.drain is None, f"{replica.slot} is idle, and its batch waits for company during a drain"
+        hold_s = broker.timers.at_s(model)
+        assert hold_s is not None, f"{model.name}: a batch waits for company with no timer"
+    for replica in model.prefetchable.values():
+        assert model.idle or head.alone or not model.backlog.fills(head, replica.limits), (
+            f"{replica.slot} could prefetch a full batch"
+        )
+
+
+def _validate_fronts(broker: Broker, now_s: float) -> None:
+    held = Counter(id(request) for front in broker.fronts.values() for request in front.requests.values())
+    assert held == Counter(id(r) for r in broker.ledger.requests.values()), "fronts and ledger disagree"
+    for front in broker.fronts.values():
+        assert all(request.front is front for request in front.requests.values()), "a request is with another front"
+        assert front in broker.timers, f"front {front.id.hex()} is watched by no timer"
+        assert now_s < front.heard_s + broker.settings.front_silence_s, f"front {front.id.hex()}: silence unnoticed"
+
+
+def _validate_loads(broker: Broker, now_s: float) -> None:
+    keeper = broker.keeper
+    assert keeper.loads <= broker.settings.parallel_loads, f"{keeper.loads} loads at once"
+    fillable = {slot.name for slot in keeper.slots.values() if slot.replica is None and not slot.is_lost_for_good}
+    assert keeper.fillable == fillable, "the set of fillable slots is wrong"
+    if broker.drain is None and not broker.stopped and keeper.loads < broker.settings.parallel_loads:
+        due = [name for name in fillable if keeper.slots[name].respawn_s <= now_s]
+        assert not due, f"{due} could load, and nothing does"
+    for name in fillable:
+        slot = keeper.slots[name]
+        assert slot.respawn_s <= now_s or slot in broker.timers, f"{name} waits for a respawn with no timer"

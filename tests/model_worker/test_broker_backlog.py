@@ -1,0 +1,208 @@
+"""The queue of one model: order, choice of a batch, and that both stay cheap when it is long."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_worker.broker.backlog import Backlog
+from model_worker.broker.events import FrontId
+from model_worker.broker.records import BatchLimits, Front, Request
+from tests.broker_history import request_id
+
+UNLIMITED = BatchLimits(0, 0)
+FRONT = Front(FrontId(b"front"), 0.0)
+
+
+def queued(
+    number: int,
+    *,
+    cost: int = 1,
+    urgency_s: float | None = None,
+    operation: str = "predict",
+    batch_key: bytes = b"",
+    alone: bool = False,
+) -> Request:
+    return Request(
+        front=FRONT,
+        id=request_id(number),
+        model="qa",
+        operation=operation,
+        batch_key=batch_key,
+        body_bytes=0,
+        deadline_s=1.0,
+        priority=0,
+        stream=False,
+        retryable=True,
+        arrived_s=0.0,
+        sequence=number,
+        urgency_s=float(number) if urgency_s is None else urgency_s,
+        cost=cost,
+        alone=alone,
+        deaths=int(alone),
+    )
+
+
+def backlog_of(*requests: Request) -> Backlog:
+    backlog = Backlog()
+    for request in requests:
+        backlog.add(request)
+    return backlog
+
+
+def numbers(requests: list[Request]) -> list[int]:
+    return [request.sequence for request in requests]
+
+
+def test_the_most_urgent_request_is_in_the_batch_with_its_nearest_in_cost() -> None:
+    backlog = backlog_of(
+        queued(1, cost=50), queued(2, cost=1), queued(3, cost=45), queued(4, cost=52), queued(5, cost=90)
+    )
+    assert numbers(backlog.take(BatchLimits(3, 0))) == [1, 4, 3]
+    assert numbers(backlog.take(BatchLimits(3, 0))) == [2, 5]
+
+
+def test_the_batch_stays_within_the_padded_cost() -> None:
+    backlog = backlog_of(*(queued(number, cost=cost) for number, cost in enumerate([10, 11, 30, 9, 12], start=1)))
+    assert numbers(backlog.take(BatchLimits(0, 40))) == [1, 4, 2]  # 3 x 11; a fourth would make 4 x 11
+
+
+def test_a_neighbour_that_is_too_dear_does_not_keep_cheaper_ones_out() -> None:
+    backlog = backlog_of(queued(1, cost=10), queued(2, cost=13), queued(3, cost=1), queued(4, cost=2))
+    assert numbers(backlog.take(BatchLimits(0, 39))) == [1, 2, 4]
+    backlog = backlog_of(queued(1, cost=10), queued(2, cost=20), queued(3, cost=1), queued(4, cost=2))
+    assert numbers(backlog.take(BatchLimits(0, 39))) == [1, 4, 3]
+
+
+def test_a_head_that_exceeds_the_limit_goes_by_itself() -> None:
+    backlog = backlog_of(queued(1, cost=1000), queued(2, cost=1000), queued(3))
+    assert numbers(backlog.take(BatchLimits(0, 100))) == [1]
+
+
+def test_among_equal_costs_the_more_urgent_goes_first_on_both_sides() -> None:
+    backlog = backlog_of(
+        queued(1, cost=5), *(queued(n, cost=4) for n in (2, 3, 4)), *(queued(n, cost=6) for n in (5, 6, 7))
+    )
+    assert numbers(backlog.take(BatchLimits(6, 0))) == [1, 2, 3, 4, 5, 6]
+
+
+def test_requests_that_must_run_alone_neither_have_company_nor_are_it() -> None:
+    backlog = backlog_of(queued(1), queued(2, alone=True), queued(3))
+    assert numbers(backlog.take(UNLIMITED)) == [1, 3]
+    backlog.add(queued(4))
+    assert numbers(backlog.take(UNLIMITED)) == [2]
+    assert numbers(backlog.take(UNLIMITED)) == [4]
+
+
+def test_the_queue_can_be_left_from_anywhere() -> None:
+    requests = [queued(number, cost=number % 3, alone=number == 4) for number in range(8)]
+    backlog = backlog_of(*requests)
+    for request in (requests[4], requests[0], requests[7], requests[3]):
+        backlog.remove(request)
+        backlog.validate()
+    assert numbers(list(backlog)) == [1, 2, 5, 6]
+
+
+def test_mixing_parameters_sorts_what_is_queued_anew() -> None:
+    backlog = backlog_of(queued(1, batch_key=b"a"), queued(2, batch_key=b"b"), queued(3, operation="other"))
+    assert not backlog.fills(queued(1, batch_key=b"a"), BatchLimits(2, 0))
+    backlog.set_mixes_parameters(True)
+    backlog.validate()
+    assert numbers(backlog.take(UNLIMITED)) == [1, 2]
+    backlog.set_mixes_parameters(False)
+    backlog.add(queued(4, operation="other", batch_key=b"x"))
+    assert numbers(backlog.take(UNLIMITED)) == [3]
+
+
+def test_those_ahead_are_counted_by_urgency() -> None:
+    backlog = backlog_of(*(queued(number, urgency_s=float(number)) for number in (10, 20, 30)))
+    assert [backlog.count_ahead(urgency_s) for urgency_s in (5.0, 10.0, 25.0, 99.0)] == [0, 1, 2, 3]
+
+
+ITEMS = st.lists(
+    st.tuples(st.integers(1, 30), st.integers(0, 3), st.sampled_from([b"a", b"b"]), st.booleans()),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ITEMS, st.integers(0, 6), st.integers(0, 120))
+def test_taking_agrees_with_a_plain_reading_of_the_rule(
+    items: list[tuple[int, int, bytes, bool]], size_max: int, cost_max: int
+) -> None:
+    limits = BatchLimits(size_max, cost_max)
+    left = [
+        queued(number, cost=cost, urgency_s=float(urgency), batch_key=key, alone=alone and number % 5 == 0)
+        for number, (cost, urgency, key, alone) in enumerate(items)
+    ]
+    backlog = backlog_of(*left)
+    while left:
+        head = min(left, key=lambda request: (request.urgency_s, request.sequence))
+        mates = [r for r in left if r is not head and r.batch_key == head.batch_key and not (r.alone or head.alone)]
+        mates.sort(key=lambda r: (abs(r.cost - head.cost), r.cost > head.cost, r.urgency_s, r.sequence))
+        expected = [head]
+        for mate in mates:
+            dearest = max(request.cost for request in [*expected, mate])
+            if size_max and len(expected) >= size_max:
+                break
+            if not cost_max or dearest * (len(expected) + 1) <= cost_max:
+                expected.append(mate)
+        full = backlog.fills(head, limits)
+        too_dear = 0 < cost_max < head.cost
+        assert full == (head.alone or too_dear or len(expected) <= len(mates) or len(expected) == size_max)
+        assert backlog.take(limits) == expected
+        backlog.validate()
+        left = [request for request in left if request not in expected]
+    assert len(backlog) == 0
+
+
+class CountedCost(int):
+    """A cost that counts how often it is compared."""
+
+    comparisons = 0
+
+    def __lt__(self, other: int) -> bool:
+        CountedCost.comparisons += 1
+        return int(self) < int(other)
+
+    def __eq__(self, other: object) -> bool:
+        CountedCost.comparisons += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("limits", [BatchLimits(16, 0), BatchLimits(16, 9000), BatchLimits(0, 9000)])
+def test_choosing_a_batch_from_a_long_queue_compares_hardly_more_than_from_a_short_one(limits: BatchLimits) -> None:
+    def comparisons_per_batch(length: int) -> float:
+        rng = random.Random(length)
+        backlog = backlog_of(*(queued(n, cost=CountedCost(rng.randint(1, 2000))) for n in range(length)))
+        CountedCost.comparisons = 0
+        for turn in range(20):
+            head = backlog.head
+            assert head is not None
+            backlog.fills(head, limits)
+            for request in backlog.take(limits):
+                backlog.add(queued(length * (turn + 2) + request.sequence, cost=request.cost))
+        return CountedCost.comparisons / 20
+
+    # A hundred times longer is 1.7 times as many doublings.
+    assert comparisons_per_batch(50_000) < 2.5 * comparisons_per_batch(500)
+
+
+def test_many_neighbours_that_are_too_dear_cost_nothing() -> None:
+    dear = [queued(number, cost=CountedCost(400)) for number in range(10, 20_010)]
+    backlog = backlog_of(
+        queued(1, cost=CountedCost(300)),
+        queued(2, cost=CountedCost(299)),
+        queued(3, cost=CountedCost(1)),
+        queued(4, cost=CountedCost(1)),
+        *dear,
+    )
+    CountedCost.comparisons = 0
+    assert numbers(backlog.take(BatchLimits(0, 1000))) == [1, 2, 3]
+    assert CountedCost.comparisons < 500

@@ -1,0 +1,376 @@
+"""Every pipeline task through the runtime, compared with the library's own pipeline called for one input at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from model_worker.runtimes import registry
+from model_worker.runtimes.base import Model
+from model_worker.specs import RuntimeSpec
+from shared import values
+from shared.errors import InvalidInput, LoadError
+from tests import tiny_models
+
+TEXTS = [
+    "Paris is the capital of France, and Berlin is the capital of Germany.",
+    "fox",
+    "She sells sea shells by the sea shore!",
+    "Hello world",
+    "The quick brown fox jumps over the lazy dog. Nobody expects the waiter.",
+]
+POSITIONS = 64
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny models by the name of their class, made when asked for."""
+
+    class Directories(dict[str, Path]):
+        def __missing__(self, class_name: str) -> Path:
+            directory = tmp_path_factory.mktemp(class_name)
+            if class_name == "Wav2Vec2ForCTC":
+                self[class_name] = tiny_models.save_speech(directory)
+                return self[class_name]
+            labels = ["contradiction", "entailment", "O"] if "Classification" in class_name else None
+            self[class_name] = tiny_models.save(directory, class_name, positions=POSITIONS, labels=labels)
+            return self[class_name]
+
+    return Directories()
+
+
+def load(task: str, directory: Path, **options: object) -> Any:
+    model = registry.build(RuntimeSpec("tiny", str(directory), task, options=dict(options)))
+    model.load("cpu")
+    return model
+
+
+def library_pipeline(task: str, directory: Path) -> Any:
+    make: Any = transformers.pipeline
+    return make(task, model=str(directory), dtype=torch.float32, device="cpu")
+
+
+def answer(model: Model, *requests: tuple[Any, dict[str, Any]]) -> list[Any]:
+    """All requests in as few forwards as their groups allow, each stage on a thread of its own, packed and unpacked."""
+    items = on_thread(lambda: [model.prepare(*request) for request in requests])
+    outputs: dict[int, Any] = {}
+    for group in {model.group(item) for item in items}:
+        members = [index for index, item in enumerate(items) if model.group(item) == group]
+        computed = model.forward([items[index] for index in members])
+        outputs.update(zip(members, computed, strict=True))
+    results = on_thread(lambda: [model.finish(outputs[index]) for index in range(len(items))])
+    return [values.unpack([bytes(frame) for frame in values.pack(result)]) for result in results]
+
+
+def on_thread(work: Any) -> Any:
+    results: list[Any] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return results[0]
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert got.keys() == expected.keys()
+        for key in expected:
+            assert_same(got[key], expected[key])
+    elif isinstance(expected, (list, tuple)):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, (float, np.floating, np.ndarray)):
+        np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    elif isinstance(expected, torch.Tensor):
+        np.testing.assert_allclose(np.asarray(got), expected.numpy(), atol=TOLERANCE, rtol=TOLERANCE)
+    else:
+        assert got == expected
+
+
+LABELS = ["fox", "the capital", "one"]
+CASES: list[tuple[str, str, Sequence[Any], dict[str, Any]]] = [
+    ("text-classification", "BertForSequenceClassification", TEXTS, {}),
+    ("text-classification", "BertForSequenceClassification", TEXTS, {"top_k": None}),
+    ("text-classification", "RobertaForSequenceClassification", TEXTS, {"top_k": 2, "function_to_apply": "sigmoid"}),
+    ("text-classification", "GPT2ForSequenceClassification", TEXTS, {"top_k": 1}),
+    ("text-classification", "GPTNeoForSequenceClassification", TEXTS, {"function_to_apply": "none"}),
+    ("text-classification", "BertForSequenceClassification", [TEXTS, TEXTS[:1], TEXTS[1]], {"top_k": None}),
+    (
+        "text-classification",
+        "BertForSequenceClassification",
+        [{"text": TEXTS[0], "text_pair": TEXTS[1]}, {"text": TEXTS[2], "text_pair": TEXTS[3]}, TEXTS[4]],
+        {},
+    ),
+    ("sentiment-analysis", "BertForSequenceClassification", TEXTS, {"truncation": True, "max_length": 6}),
+    ("token-classification", "BertForTokenClassification", TEXTS, {}),
+    ("token-classification", "RobertaForTokenClassification", TEXTS, {"ignore_labels": []}),
+    *(
+        ("ner", "BertForTokenClassification", TEXTS, {"aggregation_strategy": strategy})
+        for strategy in ("none", "simple", "first", "average", "max")
+    ),
+    ("token-classification", "RobertaForTokenClassification", TEXTS, {"aggregation_strategy": "max"}),
+    (
+        "token-classification",
+        "BertForTokenClassification",
+        [TEXTS[0].split(), TEXTS[1].split()],
+        {"is_split_into_words": True, "aggregation_strategy": "simple"},
+    ),
+    ("fill-mask", "BertForMaskedLM", [f"{text} [MASK]" for text in TEXTS], {}),
+    ("fill-mask", "RobertaForMaskedLM", [f"<mask> {text}" for text in TEXTS], {"top_k": 3}),
+    ("fill-mask", "BertForMaskedLM", ["[MASK] is the [MASK] of France", "fox [MASK]"], {}),
+    ("fill-mask", "BertForMaskedLM", ["[MASK] is", ["the [MASK]"], ["a [MASK]", "the [MASK] fox"]], {}),
+    ("fill-mask", "BertForMaskedLM", [f"{text} [MASK]" for text in TEXTS], {"targets": ["the", "fox"], "top_k": 1}),
+    ("zero-shot-classification", "BertForSequenceClassification", TEXTS, {"candidate_labels": LABELS}),
+    (
+        "zero-shot-classification",
+        "RobertaForSequenceClassification",
+        TEXTS,
+        {"candidate_labels": "fox, one", "multi_label": True, "hypothesis_template": "It is {}."},
+    ),
+    ("zero-shot-classification", "GPT2ForSequenceClassification", TEXTS, {"candidate_labels": LABELS}),
+    ("zero-shot-classification", "BertForSequenceClassification", [TEXTS, TEXTS[0]], {"candidate_labels": ["fox"]}),
+    ("feature-extraction", "BertModel", TEXTS, {}),
+    ("feature-extraction", "RobertaModel", TEXTS, {"return_tensors": True}),
+    ("feature-extraction", "GPT2Model", TEXTS, {}),
+    ("feature-extraction", "BertForMaskedLM", [TEXTS, TEXTS[1]], {"truncation": True}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words:UserWarning")
+@pytest.mark.parametrize(("task", "class_name", "inputs", "parameters"), CASES)
+def test_a_mixed_batch_is_answered_as_the_pipeline_answers_each_alone(
+    directories: dict[str, Path], task: str, class_name: str, inputs: Sequence[Any], parameters: dict[str, Any]
+) -> None:
+    directory = directories[class_name]
+    model = load(task, directory)
+    assert model.describe()["batching"] == "on"
+    pipeline = library_pipeline(task, directory)
+    if pipeline.tokenizer.pad_token is None:
+        pipeline.tokenizer.pad_token = pipeline.tokenizer.eos_token
+    for got, text in zip(answer(model, *((text, parameters) for text in inputs)), inputs, strict=True):
+        assert_same(got, pipeline(text, **parameters))
+
+
+def test_requests_with_different_parameters_share_a_forward(directories: dict[str, Path]) -> None:
+    model = load("text-classification", directories["BertForSequenceClassification"])
+    items = [model.prepare("fox", {"top_k": None}), model.prepare(TEXTS[0], {"function_to_apply": "none"})]
+    assert model.group(items[0]) == model.group(items[1])
+    everything, raw = answer(model, ("fox", {"top_k": None}), (TEXTS[0], {"function_to_apply": "none"}))
+    assert len(everything) == 3
+    assert raw[0].keys() == {"label", "score"}
+
+
+def test_long_text_is_read_in_windows_with_stride(directories: dict[str, Path]) -> None:
+    directory = directories["BertForTokenClassification"]
+    model = load("token-classification", directory)
+    pipeline = library_pipeline("token-classification", directory)
+    pipeline.tokenizer.model_max_length = POSITIONS
+    long = " ".join(TEXTS * 3)
+    parameters = {"stride": 8, "aggregation_strategy": "simple"}
+    assert len(pipeline.tokenizer(long)["input_ids"]) > 2 * POSITIONS
+    got = answer(model, (long, parameters), ("fox", parameters))
+    assert_same(got, [pipeline(long, **parameters), pipeline("fox", **parameters)])
+
+
+def test_windows_longer_than_a_batch_are_computed_in_several(directories: dict[str, Path]) -> None:
+    model = load("zero-shot-classification", directories["BertForSequenceClassification"])
+    request = (TEXTS[0], {"candidate_labels": LABELS})
+    whole = answer(model, request)
+    model.max_batch_cost = 70
+    assert_same(answer(model, request, request), [*whole, *whole])
+
+
+@pytest.mark.parametrize(
+    ("task", "class_name", "parameters"),
+    [
+        ("text-classification", "BertForSequenceClassification", {}),
+        ("text-classification", "RobertaForSequenceClassification", {}),
+        ("token-classification", "BertForTokenClassification", {}),
+        ("zero-shot-classification", "BertForSequenceClassification", {"candidate_labels": LABELS}),
+        ("feature-extraction", "GPT2Model", {}),
+    ],
+)
+def test_text_longer_than_the_model_is_refused_with_both_numbers(
+    directories: dict[str, Path], task: str, class_name: str, parameters: dict[str, Any]
+) -> None:
+    model = load(task, directories[class_name])
+    long = " ".join(TEXTS * 3)
+    with pytest.raises(
+        InvalidInput, match=rf"inputs is \d+ tokens long, the model takes at most {POSITIONS}"
+    ) as caught:
+        model.prepare(long, parameters)
+    assert caught.value.detail["limit_tokens"] == POSITIONS
+    with pytest.raises(InvalidInput, match=r"inputs\[1\] is"):
+        model.prepare(["fox", long], parameters)
+    cut = answer(model, (long, {**parameters, "truncation": True}), ("fox", parameters))
+    assert_same(cut[1:], answer(model, ("fox", parameters)))
+
+
+def test_text_of_exactly_the_limit_is_taken(directories: dict[str, Path]) -> None:
+    model = load("text-classification", directories["RobertaForSequenceClassification"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directories["RobertaForSequenceClassification"])
+    text = " ".join(["fox"] * (POSITIONS - 2))
+    while len(tokenizer(text)["input_ids"]) > POSITIONS:
+        text = text[:-1]
+    assert len(tokenizer(text)["input_ids"]) == POSITIONS
+    assert answer(model, (text, {}), ("fox", {}))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters", "message"),
+    [
+        (5, {}, "inputs must be a string"),
+        (None, {}, "inputs must be a string"),
+        ([], {}, "inputs is an empty list"),
+        (["fox", 5], {}, r"inputs\[1\] must be a string"),
+        ({"text": "a", "other": "b"}, {}, 'inputs must have "text"'),
+        ({"text": 5}, {}, "inputs.text must be a string, got 5"),
+        ("fox", {"topk": 1}, "unknown parameter 'topk'; known parameters: .*top_k"),
+        ("fox", {"use_multiprocessing": False}, "unknown parameter 'use_multiprocessing'"),
+        ("fox", {"return_tensors": "np"}, "unknown parameter 'return_tensors'"),
+        ("fox", {"top_k": 0}, "top_k must be at least 1, got 0"),
+        ("fox", {"top_k": "x"}, "top_k must be a whole number, got 'x'"),
+        ("fox", {"top_k": True}, "top_k must be a whole number, got True"),
+        ("fox", {"function_to_apply": "tanh"}, "function_to_apply must be one of sigmoid, softmax, none, got 'tanh'"),
+        ("fox", {"truncation": 1}, "truncation must be true or false, got 1"),
+        ("fox", {"max_length": 10**9}, "max_length must be at most 64"),
+    ],
+)
+def test_bad_requests_are_refused_by_name(
+    directories: dict[str, Path], inputs: Any, parameters: dict[str, Any], message: str
+) -> None:
+    model = load("text-classification", directories["BertForSequenceClassification"])
+    with pytest.raises(InvalidInput, match=message):
+        model.prepare(inputs, parameters)
+
+
+@pytest.mark.parametrize(
+    ("task", "class_name", "inputs", "parameters", "message"),
+    [
+        ("fill-mask", "BertForMaskedLM", "no mask here", {}, "No mask_token"),
+        ("fill-mask", "BertForMaskedLM", "[MASK]", {"targets": []}, "targets is an empty list"),
+        ("fill-mask", "BertForMaskedLM", "[MASK]", {"tokenizer_kwargs": {"return_tensors": "np"}}, "unknown 'return"),
+        ("zero-shot-classification", "BertForSequenceClassification", "fox", {}, "candidate_labels|len"),
+        ("zero-shot-classification", "BertForSequenceClassification", "fox", {"candidate_labels": []}, "empty list"),
+        (
+            "zero-shot-classification",
+            "BertForSequenceClassification",
+            "fox",
+            {"candidate_labels": ["a"], "hypothesis_template": "{:>999999999}"},
+            "hypothesis_template must hold {} where",
+        ),
+        ("token-classification", "BertForTokenClassification", "fox", {"stride": 63}, "stride must be at most 61"),
+        ("token-classification", "BertForTokenClassification", "fox", {"aggregation_strategy": "sum"}, "one of none"),
+        ("token-classification", "BertForTokenClassification", "fox", {"is_split_into_words": True}, "inputs"),
+        ("feature-extraction", "GPT2Model", "", {}, "inputs holds no tokens"),
+        ("feature-extraction", "GPT2Model", "fox", {"normalize": True}, "unknown parameter 'normalize'"),
+    ],
+)
+def test_bad_requests_of_other_tasks_are_refused_by_name(
+    directories: dict[str, Path], task: str, class_name: str, inputs: Any, parameters: dict[str, Any], message: str
+) -> None:
+    model = load(task, directories[class_name])
+    with pytest.raises(InvalidInput, match=message):
+        answer(model, (inputs, parameters))
+
+
+def test_a_parameter_that_fails_only_after_the_forward_is_the_callers(directories: dict[str, Path]) -> None:
+    model = load("fill-mask", directories["BertForMaskedLM"])
+    with pytest.raises(InvalidInput, match="these parameters do not fit"):
+        answer(model, ("[MASK]", {"top_k": 10**6}))
+    assert answer(model, ("[MASK]", {}))
+
+
+def test_options_are_default_parameters(directories: dict[str, Path]) -> None:
+    model = load("text-classification", directories["BertForSequenceClassification"], top_k=None)
+    everything, best = answer(model, ("fox", {}), ("fox", {"top_k": 1}))
+    assert (len(everything), len(best)) == (3, 1)
+    with pytest.raises(LoadError, match="options of model 'tiny': unknown parameter 'topk'") as caught:
+        load("text-classification", directories["BertForSequenceClassification"], topk=1)
+    assert caught.value.permanent
+
+
+def test_one_forward_serves_a_whole_batch(directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("text-classification", directories["BertForSequenceClassification"])
+    batch_sizes: list[int] = []
+    run = type(model)._run
+
+    def counted(self: Any, chunks: Sequence[Any], parameters: dict[str, Any]) -> Any:
+        batch_sizes.append(len(chunks))
+        return run(self, chunks, parameters)
+
+    monkeypatch.setattr(type(model), "_run", counted)
+    answer(model, *((text, {}) for text in TEXTS[1:4]))
+    assert batch_sizes == [3]
+
+
+def test_the_cost_of_a_request_is_its_tokens(directories: dict[str, Path]) -> None:
+    model = load("zero-shot-classification", directories["BertForSequenceClassification"])
+    one = model.cost(model.prepare("fox", {"candidate_labels": ["fox"]}))
+    assert model.cost(model.prepare("fox", {"candidate_labels": ["fox", "fox"]})) == 2 * one
+
+
+def test_warm_up_requests_are_answered_and_begin_with_the_longest(directories: dict[str, Path]) -> None:
+    for task, class_name in {(task, class_name) for task, class_name, _, _ in CASES}:
+        model = load(task, directories[class_name])
+        examples = list(model.examples())
+        costs = [model.cost(model.prepare(*example)) for example in examples]
+        assert costs[0] == max(costs) > POSITIONS // 2
+        answer(model, *examples)
+
+
+def test_speech_is_recognised_from_samples_and_chunks(directories: dict[str, Path]) -> None:
+    directory = directories["Wav2Vec2ForCTC"]
+    model = load("automatic-speech-recognition", directory)
+    pipeline = library_pipeline("automatic-speech-recognition", directory)
+    noise = np.random.default_rng(0).normal(size=1200).astype(np.float32)
+    recordings = [noise, noise[:500], noise[200:1000]]
+    for parameters in ({}, {"chunk_length_s": 1.0, "stride_length_s": 0.2}, {"return_timestamps": "char"}):
+        requests = [({"raw": noise.tolist(), "sampling_rate": 400}, parameters) for noise in recordings]
+        got = answer(model, *requests)
+        expected = [pipeline({"raw": noise, "sampling_rate": 400}, **parameters) for noise in recordings]
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ("/etc/passwd", "URLs and file names are not read"),
+        ("http://127.0.0.1:9/sound.wav", "URLs and file names are not read"),
+        ({"path": "/etc/passwd"}, "inputs.path is not read"),
+        ({"raw": "x", "sampling_rate": 400}, "inputs.raw must be a list of numbers"),
+        ({"raw": [[1.0]], "sampling_rate": 400}, "in one dimension"),
+    ],
+)
+def test_files_and_addresses_are_never_read_for_a_caller(
+    directories: dict[str, Path], inputs: Any, message: str
+) -> None:
+    model = load("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
+    with pytest.raises(InvalidInput, match=message):
+        model.prepare(inputs, {})
+
+
+def test_a_task_that_transformers_lacks_is_named(directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    monkeypatch.delitem(PIPELINE_REGISTRY.supported_tasks, "keypoint-matching")
+    with pytest.raises(LoadError, match="'keypoint-matching' is not in transformers"):
+        load("keypoint-matching", directories["BertModel"])

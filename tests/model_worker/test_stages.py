@@ -1,0 +1,142 @@
+"""What holds for the stages by themselves: bounds, and that no thread ever dies alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from queue import Queue
+from typing import Any, NoReturn
+
+import pytest
+from typing_extensions import Buffer
+
+from model_worker.exit_codes import ReplicaExit
+from model_worker.forward_stage import Progress, WrongOutputs, one_output_per_item
+from model_worker.host_stages import Limits, checked_cost
+from model_worker.jobs import Job
+from model_worker.runtimes.base import Model
+from model_worker.stages import ARRIVED_BATCHES_MAX, Stages
+from shared import values
+from shared.errors import Code
+from shared.messages import ChunkHeader, ItemResult, RequestId
+from tests.stub_models import Echo, Quiet
+
+WITHIN_S = 10.0
+
+
+class Recorder:
+    """An outlet that keeps what it is given, and a way out that is noted and not taken."""
+
+    def __init__(self) -> None:
+        self.results: Queue[ItemResult] = Queue()
+        self.left: Queue[tuple[ReplicaExit, str]] = Queue()
+        self.refuses: str = ""
+
+    def result(self, job: Job, result: ItemResult, frames: Sequence[Buffer]) -> None:
+        if threading.current_thread().name == self.refuses:
+            raise RuntimeError("the outlet is broken")
+        self.results.put(result)
+
+    def chunk(self, chunk: ChunkHeader, frames: Sequence[Buffer]) -> None:
+        raise AssertionError("nothing streams here")
+
+    def flush(self) -> None:
+        pass
+
+    def leave(self, code: ReplicaExit, reason: str) -> NoReturn:
+        self.left.put((code, reason))
+        # A real process would be gone by now; this thread can only stand still.
+        threading.Event().wait()
+        raise AssertionError("unreachable")
+
+
+def job(number: int, inputs: object = "x", **changes: Any) -> Job:
+    return Job(
+        id=RequestId(number.to_bytes(16, "big")),
+        attempt=1,
+        operation="predict",
+        stream=False,
+        deadline_s=time.monotonic() + 60,
+        payload=values.pack([inputs, {}]),
+        **changes,
+    )
+
+
+def stages_of(model: Model, recorder: Recorder) -> Stages:
+    return Stages(model, Limits(0, 8), recorder, Progress(), recorder.leave)
+
+
+def test_batches_that_came_before_the_end_are_answered_before_serve_returns() -> None:
+    recorder = Recorder()
+    stages = stages_of(Quiet(), recorder)
+    for number in range(ARRIVED_BATCHES_MAX):
+        stages.submit([job(2 * number), job(2 * number + 1)])
+    stages.end()
+    stages.serve()
+    assert recorder.results.qsize() == 2 * ARRIVED_BATCHES_MAX
+    assert recorder.left.empty()
+
+
+def test_more_batches_than_any_credit_allows_are_refused_at_once() -> None:
+    recorder = Recorder()
+    stages = stages_of(Quiet(), recorder)
+    for number in range(ARRIVED_BATCHES_MAX):
+        stages.submit([job(number)])
+    assert recorder.results.empty()
+    stages.submit([job(100), job(101)])
+    assert [recorder.results.get_nowait().code for _ in range(2)] == [Code.OVERLOADED] * 2
+
+
+@pytest.mark.parametrize(("thread", "inputs"), [("prepare", "refused"), ("finish", "fine")])
+def test_error_outside_an_item_takes_the_way_out_from_whichever_thread(thread: str, inputs: str) -> None:
+    recorder = Recorder()
+    recorder.refuses = thread
+    stages = stages_of(Echo(), recorder)
+    stages.submit([job(1, inputs)])
+    threading.Thread(target=stages.serve, daemon=True).start()
+    code, reason = recorder.left.get(timeout=WITHIN_S)
+    assert code is ReplicaExit.INTERNAL_ERROR
+    assert reason == f"RuntimeError: the outlet is broken on the {thread} thread"
+
+
+def test_expired_output_is_not_finished() -> None:
+    recorder = Recorder()
+    late = job(1)
+
+    class Late(Quiet):
+        def forward(self, items: Sequence[Any]) -> Sequence[Any]:
+            late.deadline_s = 0.0
+            return items
+
+        def finish(self, output: Any) -> Any:
+            raise AssertionError("nobody waits for this")
+
+    stages = stages_of(Late(), recorder)
+    stages.submit([late])
+    stages.end()
+    stages.serve()
+    assert recorder.results.get_nowait().code is Code.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("outputs", ["ab", b"ab", {"a": 1, "b": 2}, 2, None, iter([1, 2]), [1], [1, 2, 3]])
+def test_outputs_that_cannot_be_told_apart_are_refused(outputs: object) -> None:
+    with pytest.raises(WrongOutputs):
+        one_output_per_item(outputs, 2)
+
+
+@pytest.mark.parametrize("outputs", [[1, 2], (1, 2), range(1, 3)])
+def test_any_sequence_of_outputs_will_do(outputs: object) -> None:
+    assert one_output_per_item(outputs, 2) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("cost", "error"), [(-1, ValueError), (2**63, ValueError), (1.5, TypeError), (None, TypeError)]
+)
+def test_cost_that_no_message_can_carry_is_refused(cost: Any, error: type[Exception]) -> None:
+    class Priced(Quiet):
+        def cost(self, item: Any) -> Any:
+            return cost
+
+    with pytest.raises(error):
+        checked_cost(Priced(), "x")

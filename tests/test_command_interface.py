@@ -1,0 +1,120 @@
+"""What can be typed, what it exits with, and what importing `headwaiter` costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headwaiter as public_face
+from frontend.client import ModelClient
+from model_worker.commands.exits import Exit
+from model_worker.runtimes.base import Model
+from shared.errors import InvalidInput
+from shared.version import VERSION
+from tests.command_line import environment, headwaiter
+from tests.topology import ROOT
+
+COMMANDS = ("serve", "plan", "status", "check", "config")
+
+
+def python(code: str, *flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *flags, "-c", code], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_a_help_with_runnable_examples_and_the_exit_codes(tmp_path: Path, command: str) -> None:
+    completed = headwaiter(command, "--help", cwd=tmp_path)
+    assert completed.returncode == Exit.OK
+    assert f"  headwaiter {command}" in completed.stdout
+    for code in Exit:
+        assert f"\n    {code.value} " in completed.stdout, f"exit code {code} is not in the help"
+
+
+def test_the_overview_names_every_command_in_full_sentences(tmp_path: Path) -> None:
+    completed = headwaiter("--help", cwd=tmp_path)
+    for command in COMMANDS:
+        [line] = [line for line in completed.stdout.splitlines() if line.startswith(f"  {command} ")]
+        # The framework cuts what is too long for a line.
+        assert line.endswith(".")
+        assert not line.endswith("...")
+
+
+def test_version(tmp_path: Path) -> None:
+    assert headwaiter("--version", cwd=tmp_path).stdout == VERSION + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("serve", "--prot", "80"), "--prot"),
+        (("serve", "--port", "many"), "--port"),
+        (("serve", "--task", "embedding"), "--model"),
+        (("start",), "start"),
+    ],
+)
+def test_a_command_line_that_cannot_be_understood_exits_with_2(
+    tmp_path: Path, arguments: tuple[str, ...], named: str
+) -> None:
+    completed = headwaiter(*arguments, cwd=tmp_path)
+    assert completed.returncode == Exit.USAGE
+    assert named in completed.stderr
+    assert "Traceback" not in completed.stderr
+
+
+def test_the_public_names_are_the_real_ones() -> None:
+    assert public_face.Model is Model
+    assert public_face.ModelClient is ModelClient
+    assert public_face.InvalidInput is InvalidInput
+    assert {"Model", "ModelClient", "InvalidInput"} <= set(dir(public_face))
+
+
+def test_an_unknown_public_name_is_refused_with_those_there_are() -> None:
+    with pytest.raises(AttributeError, match=r"pipeline.*InvalidInput, Model, ModelClient"):
+        _ = public_face.pipeline
+
+
+HEAVY = ("torch", "transformers", "zmq", "fastapi", "pydantic", "typer", "asyncio", "numpy")
+
+
+def test_importing_headwaiter_imports_nothing_heavy() -> None:
+    completed = python(f"import sys, headwaiter; print([m for m in {HEAVY} if m in sys.modules])")
+    assert completed.stdout == "[]\n", completed.stderr
+
+
+def test_the_model_class_costs_no_socket_and_no_framework() -> None:
+    heavy = tuple(module for module in HEAVY if module != "numpy")
+    completed = python(f"import sys; from headwaiter import Model; print([m for m in {heavy} if m in sys.modules])")
+    assert completed.stdout == "[]\n", completed.stderr
+
+
+@pytest.mark.parametrize("package", ["shared", "frontend", "model_worker"])
+def test_a_package_of_the_users_under_our_name_is_reported_with_the_remedy(tmp_path: Path, package: str) -> None:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").touch()
+    # Without -P the working directory comes first, as it does for `python -m` and for a script beside the package.
+    completed = subprocess.run(
+        [sys.executable, "-m", "headwaiter", "plan"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert completed.returncode == Exit.CONFIGURATION
+    assert repr(package) in completed.stderr
+    assert str(tmp_path / package) in completed.stderr
+    assert "rename" in completed.stderr
+    assert len(completed.stderr.splitlines()) == 1
+
+
+def test_the_public_names_report_a_shadowed_package_too(tmp_path: Path) -> None:
+    (tmp_path / "shared.py").touch()
+    completed = python("from headwaiter import Model", cwd=tmp_path)
+    assert completed.returncode == 1
+    assert "ImportError: headwaiter needs its own package 'shared'" in completed.stderr
+    assert str(tmp_path / "shared.py") in completed.stderr

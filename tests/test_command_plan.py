@@ -1,0 +1,145 @@
+"""`headwaiter plan` and `headwaiter check`: what is known before anything starts."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from model_worker.commands.exits import Exit
+from model_worker.commands.plan import core_ranges
+from tests.command_line import ECHO, document, headwaiter, only_line, write_config
+
+# A machine on which neither the scheduler nor a GPU of the developer's changes what is planned.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def write_weights(directory: Path, numbers: int) -> Path:
+    """A model directory that holds one float32 tensor."""
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    tensor = {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}
+    header = json.dumps({"weight": tensor}).encode()
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4 * numbers))
+    return directory
+
+
+def test_the_plan_lists_every_slot_with_its_place_and_pins(tmp_path: Path) -> None:
+    write_config(tmp_path, {**ECHO, "replicas": 2}, {**ECHO, "name": "other"})
+    completed = headwaiter("plan", "--json", cwd=tmp_path, variables=NO_GPU)
+    assert completed.returncode == Exit.OK, completed.stderr
+    plan = document(completed)
+    assert [slot["name"] for slot in plan["slots"]] == ["echo/0", "echo/1", "other/0"]
+    for slot in plan["slots"]:
+        assert slot["device"] == "cpu"
+        assert slot["threads"] == int(slot["environment"]["OMP_NUM_THREADS"])
+    assert [(use["device"], use["slots"]) for use in plan["devices"]] == [("cpu", 3)]
+    assert plan["fits"] is True
+
+
+def test_the_same_plan_twice_is_the_same_text(tmp_path: Path) -> None:
+    write_config(tmp_path, ECHO)
+    first, second = (headwaiter("plan", cwd=tmp_path, variables=NO_GPU) for _ in range(2))
+    assert first.stdout == second.stdout
+    assert "echo/0" in first.stdout
+
+
+def test_cuda_on_a_machine_without_it_is_refused_and_never_falls_back(tmp_path: Path) -> None:
+    write_config(tmp_path, {**ECHO, "device": "cuda"})
+    for command in ("plan", "serve"):
+        completed = headwaiter(command, cwd=tmp_path, variables=NO_GPU)
+        assert completed.returncode == Exit.CONFIGURATION
+        line = only_line(completed.stderr)
+        assert "echo/0" in line
+        assert "cuda" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_model_is_refused_with_its_path(tmp_path: Path) -> None:
+    write_config(tmp_path, {"name": "a", "model": "./nowhere/model", "task": "embedding", "device": "cpu"})
+    completed = headwaiter("plan", cwd=tmp_path)
+    assert completed.returncode == Exit.CONFIGURATION
+    assert "./nowhere/model" in only_line(completed.stderr)
+
+
+def test_an_unknown_task_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    completed = headwaiter("plan", "--model", "./model", "--task", "text-clasification", cwd=tmp_path)
+    assert completed.returncode == Exit.CONFIGURATION
+    assert "'text-clasification'" in only_line(completed.stderr)
+    assert "text-classification" in completed.stderr
+
+
+def test_no_model_at_all_is_refused_with_the_two_ways_to_name_one(tmp_path: Path) -> None:
+    completed = headwaiter("plan", cwd=tmp_path)
+    assert completed.returncode == Exit.CONFIGURATION
+    assert "[[models]]" in only_line(completed.stderr)
+    assert "--model" in completed.stderr
+
+
+def test_weights_that_cannot_fit_are_shown_and_then_refused(tmp_path: Path) -> None:
+    weights = write_weights(tmp_path / "big", 1_000_000)
+    model = {"name": "big", "model": str(weights), "task": "embedding", "device": "cpu"}
+    write_config(tmp_path, model, server={"memory_fraction_max": 1e-9})
+    shown = headwaiter("plan", cwd=tmp_path)
+    assert shown.returncode == Exit.CONFIGURATION
+    assert "big/0" in shown.stdout
+    assert "3.8 MiB" in shown.stdout
+    assert "memory_fraction_max" in only_line(shown.stderr)
+    as_json = headwaiter("plan", "--json", cwd=tmp_path)
+    assert document(as_json)["fits"] is False
+    assert document(as_json)["refusal"] in as_json.stderr
+    served = headwaiter("serve", cwd=tmp_path)
+    assert served.returncode == Exit.CONFIGURATION
+    assert not (tmp_path / "run").exists()
+
+
+def test_flags_alone_make_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def load(self, device): ...\n    def forward(self, items): ...\n"
+    )
+    completed = headwaiter("plan", "--json", "--model", "mine:Mine", "--device", "cpu", "--name", "m", cwd=tmp_path)
+    assert completed.returncode == Exit.OK, completed.stderr
+    assert [slot["name"] for slot in document(completed)["slots"]] == ["m/0"]
+
+
+def test_core_ranges_are_what_taskset_reads() -> None:
+    assert core_ranges((3, 1, 2, 8)) == "1-3,8"
+    assert core_ranges((5,)) == "5"
+    assert core_ranges(()) == ""
+
+
+def test_check_reports_every_point_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+    good = headwaiter("check", "--json", cwd=write_config(tmp_path, ECHO, http={"port": 0}).parent, variables=NO_GPU)
+    assert good.returncode == Exit.OK, good.stdout
+    points = {finding["point"]: finding["outcome"] for finding in document(good)}
+    expected = {"python", "versions", "accelerators", "cores", "memory", "configuration", "run directory", "port"}
+    assert expected | {"packages", "model echo", "plan"} <= set(points)
+    assert "fail" not in points.values()
+
+    broken = {"name": "a", "model": "./nowhere/model", "task": "embedding"}
+    write_config(tmp_path, broken, ECHO, top={"run_dir": "/dev/null/run"})
+    bad = headwaiter("check", "--json", cwd=tmp_path, variables=NO_GPU)
+    assert bad.returncode == Exit.CONFIGURATION
+    outcomes = {finding["point"]: finding["outcome"] for finding in document(bad)}
+    assert outcomes["run directory"] == outcomes["model a"] == "fail"
+    assert outcomes["model echo"] == "ok"
+
+
+def test_check_warns_about_an_open_door(tmp_path: Path) -> None:
+    write_config(tmp_path, ECHO, http={"host": "0.0.0.0", "port": 0})
+    findings = document(headwaiter("check", "--json", cwd=tmp_path, variables=NO_GPU))
+    [access] = [finding for finding in findings if finding["point"] == "access"]
+    assert access["outcome"] == "warn"
+    assert "api_keys" in access["detail"]
+
+
+@pytest.mark.parametrize("arguments", [("check",), ("plan",)])
+def test_tables_for_people_are_not_cut_in_a_pipe(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    write_config(tmp_path, {**ECHO, "name": "a-name-of-some-length-" + "x" * 40}, http={"port": 0})
+    completed = headwaiter(*arguments, cwd=tmp_path, variables=NO_GPU)
+    assert "a-name-of-some-length-" + "x" * 40 in completed.stdout
+    assert "…" not in completed.stdout

@@ -1,0 +1,364 @@
+"""`headwaiter serve` as people run it: it comes up, answers, is operated, and ends without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from model_worker.commands.exits import Exit
+from shared.sockets import RunDirectory
+from tests.command_line import COMMAND, ECHO, document, environment, headwaiter, only_line, write_config
+from tests.serving import (
+    SUPERVISORCTL,
+    Serving,
+    closing,
+    descendants,
+    in_terminal,
+    read_available,
+    serving,
+    short_directory,
+)
+from tests.topology import ROOT, alive, children, free_port, wait_for
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Serving]:
+    """One service for the tests that leave it running."""
+    with serving(http={"port": 0, "workers": 2}) as started:
+        started.wait_ready()
+        yield started
+        pids = started.everything()
+        started.signal(signal.SIGTERM)
+        assert started.wait_end() == Exit.OK
+        started.wait_gone(pids)
+        assert started.left_files() == []
+
+
+def test_port_zero_takes_a_free_one_and_names_it(service: Serving) -> None:
+    assert not service.wait_ready().endswith(":0")
+
+
+def test_once_it_says_ready_the_first_request_is_answered(service: Serving) -> None:
+    response = service.ask({"do": "echo", "value": 7})
+    assert response.status_code == 200, response.text
+    assert f"curl {service.wait_ready()}/models/echo" in service.out
+
+
+def test_status_shows_each_slot_with_its_process(service: Serving) -> None:
+    completed = headwaiter("status", "--json", cwd=service.cwd)
+    assert completed.returncode == Exit.OK, completed.stderr
+    found = document(completed)
+    assert found["reachable"] is True
+    assert found["plan_differences"] == []
+    assert found["pid"] == service.program("model_worker")
+    [slot] = found["slots"]
+    assert (slot["slot"], slot["device"], slot["state"], slot["loads"]) == ("echo/0", "cpu", "ready", 1)
+    assert [slot["pid"]] == service.model_pids()
+    table = headwaiter("status", cwd=service.cwd).stdout
+    assert "echo/0" in table
+    assert "2 front workers" in table
+
+
+def test_status_says_where_the_configuration_has_moved_on(service: Serving) -> None:
+    original = (service.cwd / "headwaiter.toml").read_text()
+    try:
+        write_config(service.cwd, {**ECHO, "replicas": 2}, {**ECHO, "name": "new"})
+        differences = document(headwaiter("status", "--json", cwd=service.cwd))["plan_differences"]
+    finally:
+        (service.cwd / "headwaiter.toml").write_text(original)
+    assert ["echo/1" in differences[0], "new/0" in differences[1]] == [True, True]
+
+
+def test_a_second_instance_is_refused_and_leaves_the_first_alone(service: Serving) -> None:
+    before = sorted(service.everything())
+    other_port = {"HEADWAITER_HTTP__PORT": str(free_port())}
+    completed = headwaiter("serve", cwd=service.cwd, variables=other_port)
+    assert completed.returncode == Exit.CONFIGURATION
+    assert f"process {service.program('model_worker')}" in only_line(completed.stderr)
+    assert sorted(service.everything()) == before
+    assert service.ask({"do": "echo"}).status_code == 200
+
+
+def test_restarting_the_front_leaves_every_model_process_alone(service: Serving) -> None:
+    models, front = service.model_pids(), service.program("frontend")
+    service.supervisorctl("restart", "frontend")
+    assert service.program("frontend") != front
+    wait_for(lambda: answers(service), "the new front answers")
+    assert service.model_pids() == models
+
+
+def test_restarting_the_model_server_leaves_every_front_worker_alone(service: Serving) -> None:
+    models, front = service.model_pids(), service.program("frontend")
+    workers = children(front)
+    service.supervisorctl("restart", "model_worker")
+    wait_for(lambda: answers(service), "the new model server answers")
+    assert (service.program("frontend"), children(front)) == (front, workers)
+    assert not set(service.model_pids()) & set(models)
+    assert not any(alive(pid) for pid in models)
+
+
+def test_a_front_worker_can_be_added_and_removed(service: Serving) -> None:
+    models, front = service.model_pids(), service.program("frontend")
+    count = len(children(front))
+    service.supervisorctl("signal", "TTIN", "frontend")
+    wait_for(lambda: len(children(front)) == count + 1, "one worker more")
+    service.supervisorctl("signal", "TTOU", "frontend")
+    wait_for(lambda: len(children(front)) == count, "one worker fewer")
+    assert service.model_pids() == models
+
+
+def answers(service: Serving) -> bool:
+    try:
+        return service.ask({"do": "echo"}).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+# --- starts and ends ---------------------------------------------------------------------------------------------
+
+
+def test_flags_alone_are_enough_and_ctrl_c_is_a_clean_exit() -> None:
+    directory = short_directory()
+    (directory / "mine.py").write_text(
+        "class Shout:\n"
+        "    def load(self, device): pass\n"
+        "    def forward(self, items): return [item.upper() for item in items]\n"
+    )
+    arguments = ["--model", "mine:Shout", "--device", "cpu", "--port", str(free_port()), "--workers", "1"]
+    variables = {"HEADWAITER_RUN_DIR": str(directory / "run")}
+    with closing(Serving(*arguments, cwd=directory, variables=variables)) as service:
+        service.wait_ready()
+        response = service.ask("hello", model="Shout")
+        assert (response.status_code, "HELLO" in response.text) == (200, True), response.text
+        pids = service.everything()
+        assert len(pids) >= 5
+        service.signal(signal.SIGINT)
+        assert service.wait_end() == Exit.OK
+        assert not any(alive(pid) for pid in pids)
+        assert service.left_files() == []
+        assert service.out.splitlines()[-1] == "stopped"
+
+
+def test_ctrl_c_lets_a_request_finish_and_a_second_one_does_not() -> None:
+    with serving() as service, ThreadPoolExecutor() as pool:
+        service.wait_ready()
+        running = pool.submit(service.ask, {"do": "sleep", "seconds": 60}, timeout_s=90)
+        wait_for(lambda: busy(service), "the request runs")
+        pids = service.everything()
+        service.signal(signal.SIGINT)
+        service.wait_for_words("SIGINT: stopping")
+        assert service.process.poll() is None
+        assert not running.done()
+        service.signal(signal.SIGINT)
+        assert service.wait_end() == Exit.FAILED
+        assert not any(alive(pid) for pid in pids)
+        assert service.left_files() == []
+        with pytest.raises(httpx.TransportError):
+            running.result()
+
+
+def busy(service: Serving) -> bool:
+    [slot] = document(headwaiter("status", "--json", cwd=service.cwd))["slots"]
+    return bool(slot["batches"])
+
+
+@pytest.mark.parametrize("victim", ["serve", "supervisord"])
+def test_whoever_is_killed_nothing_stays_behind(victim: str) -> None:
+    with serving() as service:
+        service.wait_ready()
+        pids = service.everything()
+        os.kill(service.process.pid if victim == "serve" else service.supervisord, signal.SIGKILL)
+        code = service.wait_end()
+        service.wait_gone(pids)
+        if victim == "supervisord":
+            assert code == Exit.FAILED
+            assert "supervisord ended by signal SIGKILL" in service.error.splitlines()[-1]
+        # Whatever files are left do not keep the next one from starting.
+        with closing(Serving(cwd=service.cwd)) as following:
+            following.wait_ready()
+            assert following.ask({"do": "echo"}).status_code == 200
+
+
+def test_if_no_model_can_load_it_ends_with_the_cause_as_its_last_line() -> None:
+    model = {**ECHO, "options": {"load_error": "no such weights"}}
+    with serving(model, server={"load_attempts_max": 1}) as service:
+        pids = [service.process.pid]
+        assert service.wait_end() == Exit.FAILED
+        last = service.error.splitlines()[-1]
+        assert last.startswith("headwaiter: no model can be loaded: echo: ")
+        assert "no such weights" in last
+        assert service.left_files() == []
+        service.wait_gone(pids)
+
+
+def test_one_model_that_fails_does_not_keep_the_others_from_serving() -> None:
+    bad = {**ECHO, "name": "bad", "options": {"load_error": "no such weights"}}
+    with serving(ECHO, bad, server={"load_attempts_max": 1}) as service:
+        service.wait_ready()
+        assert "with 1 of 2 models" in service.out
+        assert "bad cannot be served: " in service.error
+        assert service.ask({"do": "echo"}).status_code == 200
+        assert headwaiter("status", cwd=service.cwd).returncode == Exit.NOT_READY
+        service.signal(signal.SIGTERM)
+        assert service.wait_end() == Exit.OK
+
+
+def test_in_a_terminal_it_draws_and_a_typed_ctrl_c_ends_it() -> None:
+    directory = short_directory()
+    write_config(directory, ECHO, http={"port": free_port(), "workers": 1})
+    process, terminal = in_terminal([*COMMAND, "serve"], directory, {})
+    seen = bytearray()
+
+    def shows(words: bytes) -> bool:
+        seen.extend(read_available(terminal))
+        assert process.poll() is None, seen.decode()
+        return words in seen
+
+    try:
+        wait_for(lambda: shows(b"Ready on"), "it says that it is ready", 60)
+        assert b"\x1b[" in seen
+        os.write(terminal, b"\x03")
+        seen_before = len(seen)
+        assert process.wait(60) == Exit.OK
+        seen.extend(read_available(terminal))
+        assert b"stopped" in seen[seen_before:]
+        assert b"Traceback" not in seen
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+# --- refusals: nothing is started --------------------------------------------------------------------------------
+
+
+def refused(directory: Path, *arguments: str, variables: dict[str, str] | None = None) -> str:
+    """The one line that `serve` refuses with."""
+    completed = headwaiter("serve", *arguments, cwd=directory, variables=variables)
+    assert completed.returncode == Exit.CONFIGURATION, completed.stderr
+    assert completed.stdout == ""
+    assert not list((directory / "run").glob("super*"))
+    return only_line(completed.stderr)
+
+
+def test_a_port_in_use_is_refused_with_its_holder() -> None:
+    directory = short_directory()
+    write_config(directory, ECHO)
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        line = refused(directory, "--port", str(port))
+    assert f"http.port = {port}" in line
+    assert f"process {os.getpid()}" in line
+    assert "--port" in line
+
+
+def test_a_host_that_is_not_ours_is_refused() -> None:
+    directory = short_directory()
+    write_config(directory, ECHO)
+    assert "192.0.2.1" in refused(directory, "--host", "192.0.2.1")
+
+
+def test_a_run_directory_that_cannot_be_made_is_refused() -> None:
+    directory = short_directory()
+    write_config(directory, ECHO, http={"port": 0}, top={"run_dir": "/dev/null/run"})
+    assert "/dev/null/run" in refused(directory)
+
+
+def test_a_run_directory_too_long_for_a_socket_is_refused() -> None:
+    directory = short_directory()
+    write_config(directory, ECHO, http={"port": 0}, top={"run_dir": directory / ("x" * 70)})
+    line = refused(directory)
+    assert "x" * 70 in line
+    assert "HEADWAITER_RUN_DIR" in line
+
+
+def test_a_run_directory_open_to_others_is_refused() -> None:
+    directory = short_directory()
+    (directory / "run").mkdir()
+    (directory / "run").chmod(0o755)
+    write_config(directory, ECHO, http={"port": 0})
+    assert "chmod 700" in refused(directory)
+
+
+def test_a_run_directory_in_use_is_refused_with_its_holder() -> None:
+    directory = short_directory()
+    write_config(directory, ECHO, http={"port": 0})
+    run_directory = RunDirectory(directory / "run")
+    run_directory.prepare()
+    run_directory.lock()
+    try:
+        assert f"process {os.getpid()}" in refused(directory)
+    finally:
+        run_directory.release()
+
+
+def test_a_class_that_does_not_exist_is_refused() -> None:
+    directory = short_directory()
+    write_config(directory, {**ECHO, "model": "tests.obedient_model:Disobedient"}, http={"port": 0})
+    assert "Disobedient" in refused(directory)
+
+
+def test_status_without_a_server_says_so_and_exits_with_69() -> None:
+    directory = short_directory()
+    write_config(directory, ECHO)
+    completed = headwaiter("status", "--json", cwd=directory)
+    assert completed.returncode == Exit.UNAVAILABLE
+    assert json.loads(completed.stdout)["reachable"] is False
+    assert "headwaiter serve" in only_line(completed.stderr)
+
+
+def test_the_shipped_configuration_works_without_the_command() -> None:
+    """`supervisord -n -c supervisord.conf` in a directory of the user's, and supervisorctl with the same file."""
+    directory = short_directory()
+    port = free_port()
+    write_config(directory, ECHO, http={"port": port, "workers": 1})
+    configuration = str(ROOT / "supervisord.conf")
+    with (directory / "log").open("wb") as log:
+        supervisord = subprocess.Popen(
+            [sys.executable, SUPERVISORCTL.with_name("supervisord"), "-n", "-c", configuration],
+            cwd=directory,
+            env=environment({"HEADWAITER_PYTHON": sys.executable}),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def ready() -> bool:
+        assert supervisord.poll() is None
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+        return False
+
+    try:
+        wait_for(ready, "the service is ready", 60)
+        told = subprocess.run(
+            [sys.executable, SUPERVISORCTL, "-c", configuration, "status"],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert [line.split()[0] for line in told.stdout.splitlines()] == ["frontend", "model_worker"]
+        pids = [supervisord.pid, *descendants(supervisord.pid)]
+        supervisord.terminate()
+        assert supervisord.wait(60) == 0
+        assert not any(alive(pid) for pid in pids)
+        # Only about running as root, which a user named on the command line would silence.
+        assert "authentication" not in (directory / "log").read_text()
+    finally:
+        for pid in (*reversed(descendants(supervisord.pid)), supervisord.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        supervisord.wait()

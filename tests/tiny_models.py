@@ -1,0 +1,250 @@
+"""Models of a few kilobytes with random weights, in the shapes of real ones, and tokenizers made on the spot.
+
+Owns what the tests load. The weights are drawn from a wide distribution: with the usual narrow one every model gives
+nearly the same answer whatever its input is, and a wrong mask or position would go unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from model_worker.runtimes import loading
+
+INITIAL_STD = 0.25
+VOCABULARY_SIZE = 400
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Paris is the capital of France, and Berlin is the capital of Germany.",
+    "She sells sea shells by the sea shore!",
+    "A model that is loaded twice answers once.",
+    "Hello world",
+    "one two three four five six seven eight nine ten",
+    "Nobody expects the waiter to run; the waiter walks.",
+    "Is this positive or negative? It is hard to say.",
+]
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] not in ('system', 'user', 'assistant') %}"
+    "{{ raise_exception('unknown role ' + message['role']) }}{% endif %}"
+    "{{ '[' + message['role'] + ']' + message['content'] }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+)
+
+_BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_ROBERTA_SPECIALS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+_GPT_SPECIALS = ["<|endoftext|>"]
+_LLAMA_SPECIALS = ["<unk>", "<s>", "</s>"]
+
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32},
+    "roberta": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "type_vocab_size": 1,
+    },
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
+    "gpt_neo": {
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "intermediate_size": 32,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 8,
+    },
+    "gptj": {"n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4},
+    "llama": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 32,
+    },
+}
+_FAMILIES = {
+    "Bert": "bert",
+    "Roberta": "roberta",
+    "GPT2": "gpt2",
+    "GPTNeo": "gpt_neo",
+    "GPTJ": "gptj",
+    "Llama": "llama",
+}
+
+
+def save(
+    directory: Path,
+    class_name: str,
+    *,
+    positions: int = 64,
+    labels: Sequence[str] | None = None,
+    chat_template: str | None = None,
+    model_max_length: int | None = None,
+    seed: int = 0,
+    **config: Any,
+) -> Path:
+    """Writes a model of a transformers class (`BertForMaskedLM`, `GPTNeoForCausalLM`, …) with its tokenizer.
+
+    `positions` is the longest text in tokens; `config` goes on top of the tiny configuration.
+    """
+    model_class = getattr(transformers, class_name)
+    if labels is not None:
+        config["id2label"] = dict(enumerate(labels))
+        config["label2id"] = {label: index for index, label in enumerate(labels)}
+    family = _FAMILIES[class_name.partition("For")[0].removesuffix("Model").removesuffix("LMHead")]
+    tokenizer = _tokenizer(family)
+    tokenizer.chat_template = chat_template
+    if model_max_length is not None:
+        tokenizer.model_max_length = model_max_length
+    model = _model(model_class, family, len(tokenizer), positions, seed, config)
+    with loading.quiet_libraries():
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    return directory
+
+
+def save_speech(directory: Path) -> Path:
+    """Writes a speech recogniser (CTC) that takes 400 Hz recordings."""
+    letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefgh"]
+    directory.mkdir(parents=True, exist_ok=True)
+    vocabulary = directory / "vocab.json"
+    vocabulary.write_text(json.dumps({letter: index for index, letter in enumerate(letters)}))
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(vocabulary))
+    extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=400, do_normalize=True, return_attention_mask=False)
+    config = transformers.Wav2Vec2Config(
+        vocab_size=len(letters),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        conv_dim=(8, 8),
+        conv_stride=(5, 2),
+        conv_kernel=(10, 3),
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=2,
+        initializer_range=INITIAL_STD,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]), loading.quiet_libraries():
+        torch.manual_seed(0)
+        transformers.Wav2Vec2ForCTC(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    extractor.save_pretrained(directory)
+    return directory
+
+
+def _model(
+    model_class: Any, family: str, vocabulary_size: int, positions: int, seed: int, config: dict[str, Any]
+) -> Any:
+    config_class = model_class.config_class
+    # RoBERTa's table of positions begins behind the padding id, 1.
+    rows = positions + 2 if family == "roberta" else positions
+    special = {"bert": {"pad_token_id": 0}, "roberta": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}}
+    ends = {"llama": {"bos_token_id": 1, "eos_token_id": 2}}.get(family, {"bos_token_id": 0, "eos_token_id": 0})
+    values = {
+        "vocab_size": vocabulary_size,
+        "max_position_embeddings": rows,
+        "initializer_range": INITIAL_STD,
+        **_CONFIGS[family],
+        **special.get(family, ends),
+        **config,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return model_class(config_class(**values))
+
+
+def _tokenizer(family: str) -> Any:
+    if family == "bert":
+        return _bert_tokenizer()
+    if family == "roberta":
+        return _roberta_tokenizer()
+    return _llama_tokenizer() if family == "llama" else _gpt_tokenizer()
+
+
+def _byte_level(specials: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=specials,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def _bert_tokenizer() -> Any:
+    # Listed, not trained: training a WordPiece vocabulary gives another one each time.
+    letters = sorted({letter for text in TEXTS for letter in text.lower() if not letter.isspace()})
+    words = sorted({word for text in TEXTS for word in re.findall(r"[a-z]{3,}", text.lower())})
+    tokens = [*_BERT_SPECIALS, *letters, *(f"##{letter}" for letter in letters), *words[::2]]
+    tokenizer = Tokenizer(models.WordPiece({token: index for index, token in enumerate(tokens)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+
+
+def _roberta_tokenizer() -> Any:
+    tokenizer = _byte_level(_ROBERTA_SPECIALS)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        cls_token="<s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _gpt_tokenizer() -> Any:
+    # Like the real ones it has no token to pad with.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_byte_level(_GPT_SPECIALS),
+        bos_token="<|endoftext|>",
+        eos_token="<|endoftext|>",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _llama_tokenizer() -> Any:
+    tokenizer = _byte_level(_LLAMA_SPECIALS)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_input_names=["input_ids", "attention_mask"],
+    )
