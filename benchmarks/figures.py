@@ -60,7 +60,17 @@ def requests_per_s(url: str, body: str) -> float:
 def uvicorn(target: str, workers: int, **environment: str) -> Iterator[tuple[int, str]]:
     """A plain uvicorn with the usual arguments; gives its pid and base URL."""
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", target, "--port", str(port), "--workers", str(workers), "--no-access-log"]
+    command = [
+        sys.executable,
+        "-m",
+        "uvicorn",
+        target,
+        "--port",
+        str(port),
+        "--workers",
+        str(workers),
+        "--no-access-log",
+    ]
     if target.endswith("()"):
         command[3] = target.removesuffix("()")
         command.append("--factory")
@@ -87,7 +97,9 @@ def front_import() -> None:
         "print(time.perf_counter() - t, 'torch' in sys.modules)"
     )
     took = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout.split()
         for _ in range(ROUNDS)
     ]
     print(f"front worker import: {statistics.median(float(t[0]) for t in took):.2f} s, torch imported: {took[0][1]}")
@@ -115,7 +127,8 @@ def memory() -> None:
             for _ in range(40):
                 client.post(url + "/models/minilm", json={"inputs": text}, headers={"Connection": "close"}, timeout=120)
         recipe = sum(pss_mib(member) for member in family(pid))
-    print(f"4 fronts + 1 MiniLM process: {ours:.0f} MiB; recipe with 4 workers: {recipe:.0f} MiB; ratio {recipe / ours:.2f}")
+    print(f"4 fronts + 1 MiniLM process: {ours:.0f} MiB; ", end="")
+    print(f"recipe with 4 workers: {recipe:.0f} MiB; ratio {recipe / ours:.2f}")
 
 
 def livez_under_load() -> None:
@@ -132,7 +145,9 @@ def livez_under_load() -> None:
         assert not running.done()
         assert running.result(60).status_code == 200
     took_ms.sort()
-    print(f"/livez while a 10 s forward holds the GIL: p99 {took_ms[int(len(took_ms) * 0.99)]:.1f} ms of {len(took_ms)}")
+    print(
+        f"/livez while a 10 s forward holds the GIL: p99 {took_ms[int(len(took_ms) * 0.99)]:.1f} ms of {len(took_ms)}"
+    )
 
 
 def echo() -> None:

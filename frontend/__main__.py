@@ -130,15 +130,7 @@ def run(config: Config, listener: socket.socket) -> int:
     log_event(logging.getLogger("frontend"), "info", "listening", url=url, workers=workers, pid=os.getpid())
     if config.http.reload:
         return _run_reloading(settings, listener)
-    from uvicorn.supervisors import Multiprocess
-
-    # Also for one worker: without a master nothing would replace it, and HUP would end it.
-    master = Multiprocess(settings, sockets=[listener])
-    master.run()
-    from uvicorn.config import STARTUP_FAILURE
-
-    failed = any(process.exitcode == STARTUP_FAILURE for process in master.processes)
-    return ExitCode.WORKERS_FAILED if failed else ExitCode.OK
+    return _run_workers(settings, listener)
 
 
 def uvicorn_settings(config: Config) -> uvicorn.Config:
@@ -164,6 +156,27 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
         timeout_graceful_shutdown=math.ceil(config.http.grace_s),
         timeout_worker_healthcheck=WORKER_HEALTH_CHECK_S,
     )
+
+
+def _run_workers(settings: uvicorn.Config, listener: socket.socket) -> int:
+    from uvicorn.config import STARTUP_FAILURE
+    from uvicorn.supervisors import Multiprocess
+
+    class Master(Multiprocess):
+        """uvicorn's own, which notices at once when a worker dies during a health check."""
+
+        def keep_subprocess_alive(self) -> None:
+            for process in self.processes:
+                # The worker's end of the pipe. As long as this process has it open too, the death of the worker does
+                # not end the wait for its answer, and signals wait as well. Closing it twice does nothing.
+                process.child_conn.close()
+            super().keep_subprocess_alive()
+
+    # Also for one worker: without a master nothing would replace it, and HUP would end it.
+    master = Master(settings, sockets=[listener])
+    master.run()
+    failed = any(process.exitcode == STARTUP_FAILURE for process in master.processes)
+    return ExitCode.WORKERS_FAILED if failed else ExitCode.OK
 
 
 def _run_reloading(settings: uvicorn.Config, listener: socket.socket) -> int:

@@ -28,6 +28,7 @@ from frontend.metrics import FrontMetrics
 from frontend.services import Services
 from frontend.surfaces.native import error_body
 from frontend.surfaces.registry import load_surfaces
+from shared import logs
 from shared.config import Config
 from shared.errors import ConfigurationError
 from shared.logs import log_event
@@ -93,9 +94,17 @@ def __getattr__(name: str) -> FastAPI:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        application = create_app()
+        config = Config.load()
+        if not logging.getLogger().hasHandlers():
+            # Started by plain uvicorn, which sets up its own loggers only.
+            logs.configure(config.logging.level, config.logging.format, program="frontend")
+        application = create_app(config)
     except ConfigurationError as error:
-        log_event(logger, "error", "configuration_refused", reason=str(error))
+        print(f"headwaiter: {error}", file=sys.stderr)
+        sys.exit(STARTUP_FAILURE)
+    except Exception as fault:
+        # The boundary of a start: with any other exit code uvicorn's master would try again, for ever.
+        log_event(logger, "error", "front_start_failed", exception=fault)
         sys.exit(STARTUP_FAILURE)
     globals()["app"] = application
     return application

@@ -19,6 +19,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from shared.errors import ConfigurationError
+
 METRICS_DIRECTORY = "metrics"
 # What the library reads the directory from.
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -27,11 +29,19 @@ SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 class FrontMetrics:
-    """The counters of this worker, and the totals of all workers of its master. For one thread."""
+    """The counters of this worker, and the totals of all workers of its master. For one thread.
+
+    Raises:
+        ConfigurationError: nothing can be written below the run directory.
+    """
 
     def __init__(self, run_directory: Path) -> None:
-        self._directory = _claim_directory(run_directory / METRICS_DIRECTORY)
-        self._place, self._lock = _claim_place(self._directory)
+        parent = run_directory / METRICS_DIRECTORY
+        try:
+            self._directory = _claim_directory(parent)
+            self._place, self._lock = _claim_place(self._directory)
+        except OSError as error:
+            raise ConfigurationError(f"cannot keep totals in {parent}: {error.strerror}; check run_dir") from None
         os.environ[DIRECTORY_VARIABLE] = str(self._directory)
         # The library's way to name the files by something else than the pid. Pids are used again by the system, and
         # a new one for each restart would leave a file behind each time.

@@ -19,7 +19,9 @@ def main() -> int:
         description="Runs the model server: the broker and one model process per slot.",
     )
     parser.add_argument("--config", type=Path, help="configuration file (default: $HEADWAITER_CONFIG, headwaiter.toml)")
-    parser.add_argument("--exit-with-parent", action="store_true", help="stop when the process that started this one ends")
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="stop when the process that started this one ends"
+    )
     arguments = parser.parse_args()
     try:
         return run_model_server(arguments.config, exit_with_parent=arguments.exit_with_parent)

@@ -156,7 +156,7 @@ class ForwardStage:
         whole: list[tuple[Job, object]] = []
         streams: list[Stream] = []
         for job, output in zip(batch, outputs, strict=True):
-            if False:
+            if isinstance(output, Exception):
                 self._answers.refuse(job, "forward", output)
             elif isinstance(output, Iterator):
                 streams.append((job, output))

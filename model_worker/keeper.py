@@ -36,9 +36,7 @@ class Exit:
 class ProcessKeeper:
     """All children of this model server, by slot and incarnation."""
 
-    def __init__(
-        self, launcher: Launcher, watch: Callable[[int], None], unwatch: Callable[[int], None]
-    ) -> None:
+    def __init__(self, launcher: Launcher, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
         """`watch` and `unwatch` add a pidfd to the loop's poller and take it out."""
         self._launcher = launcher
         self._watch = watch

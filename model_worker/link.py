@@ -242,12 +242,10 @@ class BrokerLink:
         with self._lock:
             self._is_awake = False
             states, self._states = self._states, []
-            chunks, chunk_frames = self._chunks, self._chunk_frames
-            results, result_frames = self._results, self._result_frames
-            if chunks:
-                self._chunks, self._chunk_frames = [], []
-            if results:
-                self._results, self._result_frames = [], []
+            chunks, self._chunks = self._chunks, []
+            chunk_frames, self._chunk_frames = self._chunk_frames, []
+            results, self._results = self._results, []
+            result_frames, self._result_frames = self._result_frames, []
         slot, incarnation = self._spec.slot, self._spec.incarnation
         for state in states:
             send(socket, encode(state))

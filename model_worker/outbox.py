@@ -1,30 +1,33 @@
-"""What leaves the model server in one turn of its loop: one message per peer and kind, however much it carries.
+"""What leaves the model server, and how each peer is reached.
 
-Owns the two ROUTER sockets' sending side. Per-message cost is what limits throughput, so replies and chunks wait
-here until the turn ends; order per front is kept (chunks go before the reply that ends their stream).
+Owns the sending side of the two ROUTER sockets and the routing ids of connected replicas. Per-message cost is what
+limits throughput, so replies and chunks wait here until the turn of the loop ends and leave as one message per front
+and kind; their order per request is kept (chunks go before the reply that ends their stream).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import zmq
 
-from shared.messages import Chunk, ChunkHeader, Message, Reply, ReplyHeader
+from shared.messages import Chunk, ChunkHeader, Message, Reply, ReplyHeader, SlotName
 from shared.sockets import Buffer, send
 from shared.wire import encode
 
+Replica = tuple[SlotName, int]
+"""A slot and the incarnation of the process that holds it."""
 
-class FrontOutbox:
+
+@dataclass(slots=True)
+class _FrontBox:
     """Replies and chunks for one front, collected during one turn."""
 
-    __slots__ = ("chunk_frames", "chunks", "replies", "reply_frames")
-
-    def __init__(self) -> None:
-        self.replies: list[ReplyHeader] = []
-        self.reply_frames: list[Buffer] = []
-        self.chunks: list[ChunkHeader] = []
-        self.chunk_frames: list[Buffer] = []
+    replies: list[ReplyHeader] = field(default_factory=list)
+    reply_frames: list[Buffer] = field(default_factory=list)
+    chunks: list[ChunkHeader] = field(default_factory=list)
+    chunk_frames: list[Buffer] = field(default_factory=list)
 
     def messages(self) -> list[list[Buffer]]:
         parts = []
@@ -36,20 +39,24 @@ class FrontOutbox:
 
 
 class Outbox:
-    """All that is to be sent to fronts, and direct sending to replicas."""
+    """All that is to be sent to fronts and to replicas."""
 
     def __init__(self, front_socket: zmq.Socket[bytes], replica_socket: zmq.Socket[bytes]) -> None:
         self._front_socket = front_socket
         self._replica_socket = replica_socket
-        self._fronts: dict[bytes, FrontOutbox] = {}
+        self._boxes: dict[bytes, _FrontBox] = {}
+        self._routing_ids: dict[Replica, bytes] = {}
+        self._replicas: dict[bytes, Replica] = {}
+
+    # --- fronts --------------------------------------------------------------------------------------------------
 
     def reply(self, front: bytes, header: ReplyHeader, frames: Sequence[Buffer]) -> None:
-        box = self._fronts.setdefault(front, FrontOutbox())
+        box = self._boxes.setdefault(front, _FrontBox())
         box.replies.append(header)
         box.reply_frames.extend(frames)
 
     def chunk(self, front: bytes, header: ChunkHeader, frames: Sequence[Buffer]) -> None:
-        box = self._fronts.setdefault(front, FrontOutbox())
+        box = self._boxes.setdefault(front, _FrontBox())
         box.chunks.append(header)
         box.chunk_frames.extend(frames)
 
@@ -57,15 +64,36 @@ class Outbox:
         """Sends at once; False if the front is not connected."""
         return send(self._front_socket, [front, *encode(message)])
 
-    def to_replica(self, routing_id: bytes, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        """Sends at once; False if the process is not connected (its exit will say so)."""
-        return send(self._replica_socket, [routing_id, *encode(message, frames)])
-
     def flush(self) -> list[bytes]:
         """Sends what was collected; returns the fronts that could not be reached."""
         gone = []
-        for front, box in self._fronts.items():
+        for front, box in self._boxes.items():
             if not all(send(self._front_socket, [front, *parts]) for parts in box.messages()):
                 gone.append(front)
-        self._fronts.clear()
+        self._boxes.clear()
         return gone
+
+    # --- replicas ------------------------------------------------------------------------------------------------
+
+    def connect(self, replica: Replica, routing_id: bytes) -> None:
+        """Remembers where a replica is reached, since it said HELLO."""
+        self._routing_ids[replica] = routing_id
+        self._replicas[routing_id] = replica
+
+    def disconnect(self, replica: Replica) -> None:
+        """Forgets a replica that has ended."""
+        routing_id = self._routing_ids.pop(replica, None)
+        if routing_id is not None:
+            del self._replicas[routing_id]
+
+    def replica(self, routing_id: bytes) -> Replica | None:
+        """Who speaks with this routing id; None for a stranger, or for one that has ended."""
+        return self._replicas.get(routing_id)
+
+    def is_connected(self, replica: Replica) -> bool:
+        return replica in self._routing_ids
+
+    def to_replica(self, replica: Replica, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        """Sends at once; False if the process is not connected (its exit is about to be seen)."""
+        routing_id = self._routing_ids.get(replica)
+        return routing_id is not None and send(self._replica_socket, [routing_id, *encode(message, frames)])

@@ -7,6 +7,7 @@ nested lists. Floats of arrays are written as short as their own precision allow
 from __future__ import annotations
 
 import base64
+import sys
 from typing import Any
 
 import orjson
@@ -27,13 +28,15 @@ def dump_json(value: object) -> bytes:
     Raises:
         Unserialisable: a part has no JSON form.
     """
+    # Given this option, orjson imports numpy; without numpy there are no arrays, and a front worker stays small.
+    option = orjson.OPT_SERIALIZE_NUMPY if "numpy" in sys.modules else 0
     try:
-        return orjson.dumps(value, _default, orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(value, _default, option)
     except orjson.JSONEncodeError:
         # One of the rare things that orjson neither writes nor asks about.
         pass
     try:
-        return orjson.dumps(_rewritten(value), _default, orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(_rewritten(value), _default, option)
     except (orjson.JSONEncodeError, RecursionError, ValueError) as error:
         raise Unserialisable(f"a value cannot be written as JSON: {error}") from None
 

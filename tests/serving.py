@@ -122,11 +122,11 @@ class Serving:
 @contextlib.contextmanager
 def serving(*models: Mapping[str, Any], **sections: Mapping[str, Any]) -> Iterator[Serving]:
     """`headwaiter serve` with a configuration file in a directory of its own, from its start to its end."""
-    directory = short_directory()
-    http = {"port": free_port(), "workers": 1, **sections.pop("http", {})}
-    write_config(directory, *(models or (ECHO,)), http=http, **sections)
-    with closing(Serving(cwd=directory)) as started:
-        yield started
+    with short_directory() as directory:
+        http = {"port": free_port(), "workers": 1, **sections.pop("http", {})}
+        write_config(directory, *(models or (ECHO,)), http=http, **sections)
+        with closing(Serving(cwd=directory)) as started:
+            yield started
 
 
 @contextlib.contextmanager
@@ -140,9 +140,11 @@ def closing(started: Serving) -> Iterator[Serving]:
         started.close()
 
 
-def short_directory() -> Path:
-    # Not pytest's tmp_path: a socket's path has room for 107 bytes only.
-    return Path(tempfile.mkdtemp(prefix="hw-"))
+@contextlib.contextmanager
+def short_directory() -> Iterator[Path]:
+    """A directory for a service. Not pytest's tmp_path: a socket's path has room for 107 bytes only."""
+    with tempfile.TemporaryDirectory(prefix="hw-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
 
 
 def descendants(pid: int) -> list[int]:

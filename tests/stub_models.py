@@ -206,15 +206,42 @@ class Hungry(Echo):
 
 
 class Faulty(Echo):
-    """The input `fault` breaks the device: every later forward of the process fails."""
+    """The input `fault` breaks the device: every later forward of the process fails. `returned fault` does so by an
+    output, `late fault` only when its output is finished; `patient` is not finished before something broke."""
 
-    broken: bool = False
+    broken = threading.Event()
 
     def answer(self, items: Sequence[Any]) -> Sequence[Any]:
-        self.broken = self.broken or "fault" in items
-        if self.broken:
-            raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
+        error = RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
+        if "fault" in items:
+            self.broken.set()
+        if self.broken.is_set():
+            raise error
+        return [error if item == "returned fault" else item for item in items]
+
+    def finish(self, output: Any) -> Any:
+        if output == "late fault":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if output == "patient":
+            assert self.broken.wait(GIVE_UP_S)
+            time.sleep(0.01)  # The forward that broke is now on its way to the exit.
+        return output
+
+
+class Lingering(Echo):
+    """Finishing `held` gives the next forward a chance to start first, and notes whether it did."""
+
+    forwards = 0
+    again = threading.Event()
+
+    def answer(self, items: Sequence[Any]) -> Sequence[Any]:
+        self.forwards += 1
+        if self.forwards > 1:
+            self.again.set()
         return list(items)
+
+    def finish(self, output: Any) -> Any:
+        return self.again.wait(0.3) if output == "held" else output
 
 
 class Streaming(Echo):

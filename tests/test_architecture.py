@@ -82,7 +82,10 @@ def test_no_module_reaches_what_it_must_not_know(graph: grimp.ImportGraph, modul
 
 def allows_late_import(importer: str) -> bool:
     """Only the code of the model process imports torch, and only inside functions (the next test proves that)."""
-    return importer.startswith("model_worker.runtimes.") or importer in ("model_worker.model_process", "model_worker.stages")
+    return importer.startswith("model_worker.runtimes.") or importer in (
+        "model_worker.model_process",
+        "model_worker.stages",
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,9 @@ def test_the_core_is_pure_to_the_last_import() -> None:
         "import sys; before = set(sys.modules); import model_worker.broker.machine; "
         "print(sorted(set(sys.modules) - before))"
     )
-    out = subprocess.run([sys.executable, "-S", "-c", _with_site(code)], capture_output=True, text=True, check=True, cwd=ROOT)
+    out = subprocess.run(
+        [sys.executable, "-S", "-c", _with_site(code)], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     loaded = set(eval(out.stdout))
     assert not loaded & {"zmq", "asyncio", "threading", "logging", "random", "socket", "pydantic", "msgpack"}
 
@@ -114,7 +119,13 @@ def test_nothing_forks_and_every_start_method_is_named() -> None:
     for folder in ("shared", "frontend", "model_worker"):
         for file in (ROOT / folder).rglob("*.py"):
             text = file.read_text()
-            for forbidden in ("os.fork(", 'get_context("fork', "set_start_method(", "import pickle", "multiprocessing.Pool("):
+            for forbidden in (
+                "os.fork(",
+                'get_context("fork',
+                "set_start_method(",
+                "import pickle",
+                "multiprocessing.Pool(",
+            ):
                 assert forbidden not in text, f"{file.relative_to(ROOT)} uses {forbidden}"
 
 

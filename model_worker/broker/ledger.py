@@ -37,7 +37,7 @@ class Ledger:
         """Answers a request that was not admitted."""
         model = self._models.get(event.model)
         if model is not None:
-            model.tally.rejected[refusal.code] += 1
+            model.tally.rejected[refusal.code.value] += 1
         self._effects.append(
             SendReply(
                 event.front,
@@ -170,7 +170,7 @@ class Ledger:
             self._cancels.setdefault(request.replica, []).append(request.id)
             request.replica = request.batch = None
         self._move(request, RequestState.ENDED)
-        model.tally.ended[code] += 1
+        model.tally.ended[code.value] += 1
         self._timers.clear(request)
         del self.requests[request.id]
         del request.front.requests[request.id]

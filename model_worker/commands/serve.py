@@ -41,6 +41,8 @@ from shared.sockets import RunDirectory
 LOOK_STARTING_S = 0.25
 LOOK_SERVING_S = 1.0
 HTTP_TIMEOUT_S = 1.0
+# A longer line, such as a progress bar that never ends its own, is passed on in pieces.
+LINE_BYTES_MAX = 65536
 # A program that refuses to run says why in one line that starts like this.
 ADDRESSED_TO_PEOPLE = b"headwaiter: "
 FINAL_STATES = ("ready", "failed")
@@ -88,6 +90,8 @@ class Service:
         # What the command will say with its exit, and why it was not asked for; set by whatever ends it.
         self._exit = Exit.FAILED
         self._cause = ""
+        self._program_gave_up = False
+        # The last line that a program addressed to people; written by the relay thread, read after its end.
         self._last_words = ""
         self._models: tuple[ModelState, ...] = ()
         self._next_look_s = 0.0
@@ -127,6 +131,7 @@ class Service:
     def _look(self) -> None:
         for program in self._supervisor.programs():
             if program.given_up:
+                self._program_gave_up = True
                 ended = f"exit code {program.exit_status}" if program.state == "EXITED" else "ended after each start"
                 self._stop(Exit.FAILED, f"{program.name} cannot run ({ended}): its own lines above say why")
                 return
@@ -188,7 +193,7 @@ class Service:
     def _copy_output(self, output: IO[bytes]) -> None:
         """The relay thread: passes on every line, and keeps the last one that a program addressed to people."""
         with output:
-            for line in output:
+            while line := output.readline(LINE_BYTES_MAX):
                 self._progress.copy(line)
                 if line.startswith(ADDRESSED_TO_PEOPLE):
                     self._last_words = line.removeprefix(ADDRESSED_TO_PEOPLE).decode(errors="replace").strip()
@@ -210,7 +215,7 @@ class Service:
         if self._exit is Exit.OK:
             self._progress.say("stopped")
         else:
-            self._progress.complain(self._last_words or self._cause)
+            self._progress.complain(self._last_words if self._program_gave_up and self._last_words else self._cause)
         return self._exit
 
 
@@ -225,7 +230,11 @@ def _signals_into(signals: list[int]) -> Iterator[socket.socket]:
         signals.append(number)
 
     previous_fd = signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        # Under nohup it stays ignored.
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, note) for number in numbers}
     try:
         yield wake_read
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,7 +72,6 @@ class EmbeddingModel(Model):
         self._limit_tokens: int | None = None
         self._dimensions = 0
         self._takes_token_types = False
-        self._side: Literal["left", "right"] = "right"
         self._pad_token_id = 0
 
     def load(self, device: str) -> None:
@@ -85,7 +84,6 @@ class EmbeddingModel(Model):
             dense.to(device)
         limits = (loading.position_limit(self._model, self._tokenizer), self._recipe.max_seq_length)
         self._limit_tokens = min((limit for limit in limits if limit), default=None)
-        self._side = "left" if self._tokenizer.padding_side == "left" else "right"
         self._pad_token_id = loading.pad_token_id(self._tokenizer)
         self._takes_token_types = "token_type_ids" in self._tokenizer.model_input_names
         self.max_batch_cost = padding.default_batch_cost(device)
@@ -166,7 +164,7 @@ class EmbeddingModel(Model):
             "dense_layers": len(recipe.dense),
             "normalize": recipe.normalize,
             "dimensions": self._dimensions,
-            "padding_side": self._side,
+            "padding_side": "right",
             "limit_tokens": self._limit_tokens,
             "prompts": sorted(recipe.prompts),
         }
@@ -210,8 +208,9 @@ class EmbeddingModel(Model):
         device = self._model.device
         lengths = [len(sequence) for sequence in sequences]
         inputs = {
-            "input_ids": padding.pad(sequences, self._pad_token_id, self._side).to(device),
-            "attention_mask": padding.attention_mask(lengths, self._side).to(device),
+            # On the right whatever the tokenizer would do: there no position moves, and no token looks ahead at it.
+            "input_ids": padding.pad(sequences, self._pad_token_id, "right").to(device),
+            "attention_mask": padding.attention_mask(lengths, "right").to(device),
         }
         if self._takes_token_types:
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])

@@ -354,11 +354,13 @@ class PipelineModel(Model):
     # --- finish ---
 
     def _postprocess(self, part: _Part) -> Any:
-        if not isinstance(self._finishing, ChunkPipeline):
-            return self._finishing.postprocess(part.outputs[0], **part.postprocess_parameters)
-        for output in part.outputs:
-            output.pop("is_last", None)
-        return self._finishing.postprocess(part.outputs, **part.postprocess_parameters)
+        outputs: Any = part.outputs
+        if isinstance(self._finishing, ChunkPipeline):
+            for output in part.outputs:
+                output.pop("is_last", None)
+        else:
+            outputs = part.outputs[0]
+        return self._finishing.postprocess(outputs, **part.postprocess_parameters)
 
 
 def _import_class(reference: Any) -> Any:

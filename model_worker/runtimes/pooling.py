@@ -102,7 +102,7 @@ _Pooler = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _cls(hidden: torch.Tensor, mask: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    # The first token of all, prompt or not; with padding on the left that is not column 0.
+    # The first token of all, prompt or not.
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), mask.argmax(dim=1)]
 
 

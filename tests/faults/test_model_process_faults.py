@@ -33,7 +33,9 @@ def test_killed_idle_process_comes_back_in_the_same_slot(journal: Path) -> None:
         front, workers = service.front.pid, service.front_workers()
         os.kill(before["m/0"], signal.SIGKILL)
         after = wait_for(
-            lambda: (slots := service.slots())["m/0"]["state"] == "ready" and slots["m/0"]["pid"] != before["m/0"] and slots,
+            lambda: (
+                (slots := service.slots())["m/0"]["state"] == "ready" and slots["m/0"]["pid"] != before["m/0"] and slots
+            ),
             "m/0 is ready again",
         )
         assert list(after) == ["m/0", "m/1"]
@@ -91,7 +93,9 @@ def test_bad_item_fails_alone_and_its_batch_mates_get_their_own_answers(journal:
         holder = service.ask_later("m", {"do": "sleep", "seconds": 0.5, "label": "holder"})
         wait_for(lambda: count(journal, "forwarded", "holder"), "the holder runs")
         answers = [
-            service.ask_later("m", {"do": "fail", "text": "bad one"} if number == 3 else {"do": "echo", "value": number})
+            service.ask_later(
+                "m", {"do": "fail", "text": "bad one"} if number == 3 else {"do": "echo", "value": number}
+            )
             for number in range(8)
         ]
         holder.result(30)

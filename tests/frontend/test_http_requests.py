@@ -377,7 +377,7 @@ def test_stream_that_breaks_off_says_so_in_its_last_event(front: Front, broker: 
 
 def test_client_that_leaves_a_stream_cancels_it(front: Front, broker: StubBroker) -> None:
     def endless(request: Request) -> Sequence[Step]:
-        return [Piece(0.02, index, index) for index in range(400)]
+        return [Piece(0.02, index, index) for index in range(100)]
 
     broker.behave = endless
     headers = {"X-Request-Id": "left-stream"}

@@ -44,6 +44,8 @@ def start() -> Iterator[Start]:
             environment[REPLICA_VARIABLE] = replica_mark
         process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.PIPE)
         processes.append(process)
+        # The kernel shows an empty environment for the microseconds of the exec itself.
+        wait_for(Path(f"/proc/{process.pid}/environ").read_bytes, "the exec is over")
         return process
 
     yield run

@@ -215,6 +215,14 @@ def test_groups_and_lone_batches_never_share_a_forward() -> None:
         assert bench.forwards() == [["a1", "a2"], ["b1", "b2"], ["a1"], ["a2"]]
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_forward_runs_beside_the_finishing_of_the_batch_before_unless_that_was_alone(alone: bool) -> None:
+    with replica("Lingering") as bench:
+        [held] = bench.submit("held", alone=alone)
+        bench.wait_results([held, *bench.submit("next")])
+        assert bench.values[held] is not alone
+
+
 def test_operations_reach_only_a_model_that_declares_them() -> None:
     with replica("Grouping") as bench:
         assert bench.values_of("four", operation="count") == ["count 4"]
@@ -342,10 +350,11 @@ def test_item_that_does_not_fit_alone_is_out_of_memory() -> None:
 # --- faults of the process -------------------------------------------------------------------------------------------
 
 
-def test_device_fault_of_an_item_alone_is_that_item_s(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("inputs", ["fault", "returned fault"])
+def test_device_fault_of_an_item_alone_is_that_item_s(capfd: pytest.CaptureFixture[str], inputs: str) -> None:
     with replica("Faulty") as bench:
         assert bench.values_of("fine") == ["fine"]
-        [result] = bench.ask("fault")
+        [result] = bench.ask(inputs)
         assert result.code is Code.MODEL_ERROR
         assert "device-side assert triggered" in result.message
         assert "reported later" not in result.message
@@ -354,11 +363,21 @@ def test_device_fault_of_an_item_alone_is_that_item_s(capfd: pytest.CaptureFixtu
 
 
 def test_device_fault_of_several_items_blames_none_and_earlier_results_leave_first() -> None:
-    with replica("Faulty", max_batch_cost=10) as bench:
-        ids = bench.submit("a", "fault", "ghost")
+    with replica("Faulty") as bench:
+        ids = [*bench.submit("patient"), *bench.submit("fault", "mate")]
         assert bench.wait_exit() == ReplicaExit.DEVICE_FAULT
         codes = [bench.results[request_id].code for request_id in ids]
         assert codes == [Code.OK, Code.REPLICA_FAULT, Code.REPLICA_FAULT]
+
+
+@pytest.mark.parametrize(("alone", "code"), [(False, Code.REPLICA_FAULT), (True, Code.MODEL_ERROR)])
+def test_device_fault_that_shows_in_finish_blames_the_item_only_if_it_had_the_device_to_itself(
+    alone: bool, code: Code
+) -> None:
+    with replica("Faulty") as bench:
+        ids = bench.submit("late fault", alone=alone)
+        assert bench.wait_exit() == ReplicaExit.DEVICE_FAULT
+        assert bench.results[ids[0]].code is code
 
 
 @pytest.mark.parametrize(("inputs", "thread"), [("forward exits", "MainThread"), ("finish exits", "finish")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,11 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             return self[class_name]
 
     return Directories()
+
+
+@functools.cache
+def loaded(task: str, directory: Path) -> Any:
+    return load(task, directory)
 
 
 def load(task: str, directory: Path, **options: object) -> Any:
@@ -160,7 +166,7 @@ def test_a_mixed_batch_is_answered_as_the_pipeline_answers_each_alone(
     directories: dict[str, Path], task: str, class_name: str, inputs: Sequence[Any], parameters: dict[str, Any]
 ) -> None:
     directory = directories[class_name]
-    model = load(task, directory)
+    model = loaded(task, directory)
     assert model.describe()["batching"] == "on"
     pipeline = library_pipeline(task, directory)
     if pipeline.tokenizer.pad_token is None:
@@ -170,7 +176,7 @@ def test_a_mixed_batch_is_answered_as_the_pipeline_answers_each_alone(
 
 
 def test_requests_with_different_parameters_share_a_forward(directories: dict[str, Path]) -> None:
-    model = load("text-classification", directories["BertForSequenceClassification"])
+    model = loaded("text-classification", directories["BertForSequenceClassification"])
     items = [model.prepare("fox", {"top_k": None}), model.prepare(TEXTS[0], {"function_to_apply": "none"})]
     assert model.group(items[0]) == model.group(items[1])
     everything, raw = answer(model, ("fox", {"top_k": None}), (TEXTS[0], {"function_to_apply": "none"}))
@@ -180,7 +186,7 @@ def test_requests_with_different_parameters_share_a_forward(directories: dict[st
 
 def test_long_text_is_read_in_windows_with_stride(directories: dict[str, Path]) -> None:
     directory = directories["BertForTokenClassification"]
-    model = load("token-classification", directory)
+    model = loaded("token-classification", directory)
     pipeline = library_pipeline("token-classification", directory)
     pipeline.tokenizer.model_max_length = POSITIONS
     long = " ".join(TEXTS * 3)
@@ -190,11 +196,13 @@ def test_long_text_is_read_in_windows_with_stride(directories: dict[str, Path]) 
     assert_same(got, [pipeline(long, **parameters), pipeline("fox", **parameters)])
 
 
-def test_windows_longer_than_a_batch_are_computed_in_several(directories: dict[str, Path]) -> None:
-    model = load("zero-shot-classification", directories["BertForSequenceClassification"])
+def test_more_sequences_than_a_batch_holds_are_computed_in_several(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded("zero-shot-classification", directories["BertForSequenceClassification"])
     request = (TEXTS[0], {"candidate_labels": LABELS})
     whole = answer(model, request)
-    model.max_batch_cost = 70
+    monkeypatch.setattr(model, "max_batch_cost", 70)
     assert_same(answer(model, request, request), [*whole, *whole])
 
 
@@ -211,7 +219,7 @@ def test_windows_longer_than_a_batch_are_computed_in_several(directories: dict[s
 def test_text_longer_than_the_model_is_refused_with_both_numbers(
     directories: dict[str, Path], task: str, class_name: str, parameters: dict[str, Any]
 ) -> None:
-    model = load(task, directories[class_name])
+    model = loaded(task, directories[class_name])
     long = " ".join(TEXTS * 3)
     with pytest.raises(
         InvalidInput, match=rf"inputs is \d+ tokens long, the model takes at most {POSITIONS}"
@@ -225,7 +233,7 @@ def test_text_longer_than_the_model_is_refused_with_both_numbers(
 
 
 def test_text_of_exactly_the_limit_is_taken(directories: dict[str, Path]) -> None:
-    model = load("text-classification", directories["RobertaForSequenceClassification"])
+    model = loaded("text-classification", directories["RobertaForSequenceClassification"])
     tokenizer = transformers.AutoTokenizer.from_pretrained(directories["RobertaForSequenceClassification"])
     text = " ".join(["fox"] * (POSITIONS - 2))
     while len(tokenizer(text)["input_ids"]) > POSITIONS:
@@ -257,7 +265,7 @@ def test_text_of_exactly_the_limit_is_taken(directories: dict[str, Path]) -> Non
 def test_bad_requests_are_refused_by_name(
     directories: dict[str, Path], inputs: Any, parameters: dict[str, Any], message: str
 ) -> None:
-    model = load("text-classification", directories["BertForSequenceClassification"])
+    model = loaded("text-classification", directories["BertForSequenceClassification"])
     with pytest.raises(InvalidInput, match=message):
         model.prepare(inputs, parameters)
 
@@ -287,13 +295,13 @@ def test_bad_requests_are_refused_by_name(
 def test_bad_requests_of_other_tasks_are_refused_by_name(
     directories: dict[str, Path], task: str, class_name: str, inputs: Any, parameters: dict[str, Any], message: str
 ) -> None:
-    model = load(task, directories[class_name])
+    model = loaded(task, directories[class_name])
     with pytest.raises(InvalidInput, match=message):
         answer(model, (inputs, parameters))
 
 
 def test_a_parameter_that_fails_only_after_the_forward_is_the_callers(directories: dict[str, Path]) -> None:
-    model = load("fill-mask", directories["BertForMaskedLM"])
+    model = loaded("fill-mask", directories["BertForMaskedLM"])
     with pytest.raises(InvalidInput, match="these parameters do not fit"):
         answer(model, ("[MASK]", {"top_k": 10**6}))
     assert answer(model, ("[MASK]", {}))
@@ -309,7 +317,7 @@ def test_options_are_default_parameters(directories: dict[str, Path]) -> None:
 
 
 def test_one_forward_serves_a_whole_batch(directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load("text-classification", directories["BertForSequenceClassification"])
+    model = loaded("text-classification", directories["BertForSequenceClassification"])
     batch_sizes: list[int] = []
     run = type(model)._run
 
@@ -323,14 +331,14 @@ def test_one_forward_serves_a_whole_batch(directories: dict[str, Path], monkeypa
 
 
 def test_the_cost_of_a_request_is_its_tokens(directories: dict[str, Path]) -> None:
-    model = load("zero-shot-classification", directories["BertForSequenceClassification"])
+    model = loaded("zero-shot-classification", directories["BertForSequenceClassification"])
     one = model.cost(model.prepare("fox", {"candidate_labels": ["fox"]}))
     assert model.cost(model.prepare("fox", {"candidate_labels": ["fox", "fox"]})) == 2 * one
 
 
 def test_warm_up_requests_are_answered_and_begin_with_the_longest(directories: dict[str, Path]) -> None:
     for task, class_name in {(task, class_name) for task, class_name, _, _ in CASES}:
-        model = load(task, directories[class_name])
+        model = loaded(task, directories[class_name])
         examples = list(model.examples())
         costs = [model.cost(model.prepare(*example)) for example in examples]
         assert costs[0] == max(costs) > POSITIONS // 2
@@ -339,7 +347,7 @@ def test_warm_up_requests_are_answered_and_begin_with_the_longest(directories: d
 
 def test_speech_is_recognised_from_samples_and_chunks(directories: dict[str, Path]) -> None:
     directory = directories["Wav2Vec2ForCTC"]
-    model = load("automatic-speech-recognition", directory)
+    model = loaded("automatic-speech-recognition", directory)
     pipeline = library_pipeline("automatic-speech-recognition", directory)
     noise = np.random.default_rng(0).normal(size=1200).astype(np.float32)
     recordings = [noise, noise[:500], noise[200:1000]]
@@ -363,7 +371,7 @@ def test_speech_is_recognised_from_samples_and_chunks(directories: dict[str, Pat
 def test_files_and_addresses_are_never_read_for_a_caller(
     directories: dict[str, Path], inputs: Any, message: str
 ) -> None:
-    model = load("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
+    model = loaded("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
     with pytest.raises(InvalidInput, match=message):
         model.prepare(inputs, {})
 
