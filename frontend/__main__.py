@@ -38,6 +38,9 @@ class ExitCode(IntEnum):
 WORKER_HEALTH_CHECK_S = 30
 # Connections that the kernel holds while no worker is free to accept them.
 BACKLOG = 2048
+# Longer than the usual 60 s of proxies and load balancers: the side that sends requests has to be the one that closes,
+# or some of its requests meet a connection that has just gone.
+KEEP_ALIVE_S = 75
 FLAG_VARIABLES = {"host": "HTTP__HOST", "port": "HTTP__PORT", "workers": "HTTP__WORKERS", "reload": "HTTP__RELOAD"}
 
 
@@ -153,6 +156,7 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
         log_config=logs.log_config(config.logging.level, config.logging.format, program="frontend"),
         access_log=config.logging.level == "debug",
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(config.http.grace_s),
         timeout_worker_healthcheck=WORKER_HEALTH_CHECK_S,
     )

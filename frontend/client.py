@@ -137,7 +137,8 @@ class ModelClient:
         for request in self._pending:
             self._give_up(request, _unavailable("this front stops"))
         for inspection in self._inspections.values():
-            inspection.cancel()
+            if not inspection.done():
+                inspection.set_exception(_unavailable("this front stops"))
         self._send_cancels(connection)
         connection.close()
 

@@ -21,7 +21,8 @@ from shared.messages import ChunkHeader
 from shared.wire import INT_MAX
 
 PREDICT = "predict"
-# A finished result waits at most this long for those of its micro-batch, so that they leave as one message.
+# Results of a micro-batch leave as one message, unless finishing them takes longer than this: then in several, each
+# sent as soon as the item in hand is finished.
 HAND_OVER_S = 0.005
 
 

@@ -7,17 +7,20 @@ and kind; their order per request is kept (chunks go before the reply that ends 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import zmq
 
 from shared.messages import Chunk, ChunkHeader, Message, Reply, ReplyHeader, SlotName
 from shared.sockets import Buffer, send
-from shared.wire import encode
+from shared.wire import FramedRecord, encode
 
 Replica = tuple[SlotName, int]
 """A slot and the incarnation of the process that holds it."""
+
+# Well below what one message may hold, and few enough that a front's event loop is not held up by one of them.
+RECORDS_PER_MESSAGE_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -29,13 +32,27 @@ class _FrontBox:
     chunks: list[ChunkHeader] = field(default_factory=list)
     chunk_frames: list[Buffer] = field(default_factory=list)
 
-    def messages(self) -> list[list[Buffer]]:
-        parts = []
-        if self.chunks:
-            parts.append(encode(Chunk(tuple(self.chunks)), self.chunk_frames))
-        if self.replies:
-            parts.append(encode(Reply(tuple(self.replies)), self.reply_frames))
-        return parts
+    def messages(self) -> Iterator[list[Buffer]]:
+        for chunks, frames in _portions(self.chunks, self.chunk_frames):
+            yield encode(Chunk(tuple(chunks)), frames)
+        for replies, frames in _portions(self.replies, self.reply_frames):
+            yield encode(Reply(tuple(replies)), frames)
+
+
+def _portions(
+    records: list[FramedRecord], frames: list[Buffer]
+) -> Iterator[tuple[list[FramedRecord], Sequence[Buffer]]]:
+    """The records and their frames, in as many messages as they need: usually one."""
+    if len(records) <= RECORDS_PER_MESSAGE_MAX:
+        if records:
+            yield records, frames
+        return
+    first = 0
+    for start in range(0, len(records), RECORDS_PER_MESSAGE_MAX):
+        portion = records[start : start + RECORDS_PER_MESSAGE_MAX]
+        end = first + sum(record.frame_count for record in portion)
+        yield portion, frames[first:end]
+        first = end
 
 
 class Outbox:

@@ -379,7 +379,7 @@ def _plain(value: Any, depth: int) -> Any:
         return value
     if isinstance(value, str):
         return _cut(str(value))
-    if isinstance(value, numbers.Integral) and -INT_MAX <= int(value) <= INT_MAX:
+    if isinstance(value, numbers.Integral) and -INT_MAX - 1 <= int(value) <= 2 * INT_MAX + 1:
         return int(value)
     if isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational):
         return float(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -53,16 +54,18 @@ class Front:
             wait_for(lambda: not any(alive(pid) for pid in family), "the workers follow their master", 15)
         if error is not None:
             print(f"--- {self.log_file}\n{self.log()}")
+        else:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def start(self, *flags: str) -> Self:
         self.spawn([sys.executable, "-P", "-m", "frontend", *flags])
         self.url = wait_for(lambda: (LISTENING.findall(self.log()) or [""])[-1], "the front listens")
         return self.wait_live()
 
-    def start_bare_uvicorn(self, *flags: str) -> Self:
+    def start_bare_uvicorn(self, *flags: str, app: str = "frontend.app:app") -> Self:
         """`uvicorn frontend.app:app`, as people know it."""
         port = free_port()
-        self.spawn([sys.executable, "-m", "uvicorn", "frontend.app:app", "--port", str(port), *flags])
+        self.spawn([sys.executable, "-m", "uvicorn", app, "--port", str(port), *flags])
         self.url = f"http://127.0.0.1:{port}"
         return self.wait_live()
 
@@ -96,13 +99,17 @@ class Front:
         return self.post(f"/models/{model}", json={"inputs": inputs}, **options)
 
     def probe(self, path: str) -> int:
-        """The status on a connection of its own, so that any worker may answer; 0 if there is none."""
+        """The status of a GET on a connection of its own, so that any worker may answer; 0 if there is no answer."""
         try:
-            with self.connect() as connection:
-                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-                return read_response(connection)[0]
+            return self.get_once(path)[0]
         except (OSError, AssertionError):
             return 0
+
+    def get_once(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        """A GET on a connection of its own."""
+        with self.connect() as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            return read_response(connection)
 
     def connect(self) -> socket.socket:
         host, _, port = self.url.removeprefix("http://").rpartition(":")

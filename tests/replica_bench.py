@@ -160,9 +160,8 @@ class Replica:
         return self.wait_until(found, "a pulse")
 
     def wait_exit(self) -> int:
-        """The exit code, once the process has ended by itself; everything that it said has been received then."""
+        """The exit code, once the process has ended by itself. Its last words may arrive a moment later."""
         assert select.select([self.child.pidfd], [], [], WITHIN_S)[0], "the process still runs"
-        self.receive()
         exit_code = self.child.exit_code()
         assert exit_code is not None
         return exit_code

@@ -19,6 +19,9 @@ from transformers import PreTrainedTokenizerFast
 
 from model_worker.runtimes import loading
 
+# One thread computes a model of this size faster than several, and leaves the other cores to the other tests.
+torch.set_num_threads(1)
+
 INITIAL_STD = 0.25
 VOCABULARY_SIZE = 400
 

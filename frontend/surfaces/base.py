@@ -108,7 +108,7 @@ class Exchange:
         known = self.services.client.model_names()
         if name not in known:
             names = ", ".join(known) if known else "none: the configuration names no model"
-            raise RequestError(f"no model is called {name!r}; known: {names}", code=Code.UNKNOWN_MODEL)
+            raise RequestError(f"no model is called {name[:80]!r}; known: {names}", code=Code.UNKNOWN_MODEL)
         self.model = name
 
     async def predict(self, inputs: object, parameters: Mapping[str, object] | None) -> Answer:

@@ -18,7 +18,7 @@ from shared.errors import Code
 from shared.messages import RequestId, Timings
 
 # Cancels are of use only to a process that still works on its batches.
-_HEEDS_CANCEL = frozenset({ReplicaState.READY, ReplicaState.FAILING})
+_HEEDS_CANCEL = (ReplicaState.READY, ReplicaState.FAILING)
 
 
 class Ledger:

@@ -25,14 +25,16 @@ class RequestState(Enum):
     ENDED = "ended"  # answered, or released without an answer
 
 
-REQUEST_TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.QUEUED: frozenset({RequestState.PREFETCHED, RequestState.RUNNING, RequestState.ENDED}),
-    RequestState.PREFETCHED: frozenset({RequestState.RUNNING, RequestState.QUEUED, RequestState.ENDED}),
-    RequestState.RUNNING: frozenset({RequestState.QUEUED, RequestState.ENDED}),
-    RequestState.ENDED: frozenset(),
+# The tables hold tuples, not sets: they are looked at several times for each request, and comparing members by identity
+# is cheaper than hashing them.
+REQUEST_TRANSITIONS: dict[RequestState, tuple[RequestState, ...]] = {
+    RequestState.QUEUED: (RequestState.PREFETCHED, RequestState.RUNNING, RequestState.ENDED),
+    RequestState.PREFETCHED: (RequestState.RUNNING, RequestState.QUEUED, RequestState.ENDED),
+    RequestState.RUNNING: (RequestState.QUEUED, RequestState.ENDED),
+    RequestState.ENDED: (),
 }
 
-WAITING = frozenset({RequestState.QUEUED, RequestState.PREFETCHED})
+WAITING = (RequestState.QUEUED, RequestState.PREFETCHED)
 """The states in which a request counts against its model's queue limits."""
 
 
@@ -47,17 +49,13 @@ class ReplicaState(Enum):
     GONE = "gone"  # exited
 
 
-REPLICA_TRANSITIONS: dict[ReplicaState, frozenset[ReplicaState]] = {
-    ReplicaState.LOADING: frozenset(
-        {ReplicaState.READY, ReplicaState.FAILING, ReplicaState.STOPPING, ReplicaState.KILLED, ReplicaState.GONE}
-    ),
-    ReplicaState.READY: frozenset(
-        {ReplicaState.FAILING, ReplicaState.STOPPING, ReplicaState.KILLED, ReplicaState.GONE}
-    ),
-    ReplicaState.FAILING: frozenset({ReplicaState.STOPPING, ReplicaState.KILLED, ReplicaState.GONE}),
-    ReplicaState.STOPPING: frozenset({ReplicaState.KILLED, ReplicaState.GONE}),
-    ReplicaState.KILLED: frozenset({ReplicaState.GONE}),
-    ReplicaState.GONE: frozenset(),
+REPLICA_TRANSITIONS: dict[ReplicaState, tuple[ReplicaState, ...]] = {
+    ReplicaState.LOADING: (ReplicaState.READY, ReplicaState.FAILING, ReplicaState.KILLED, ReplicaState.GONE),
+    ReplicaState.READY: (ReplicaState.FAILING, ReplicaState.STOPPING, ReplicaState.KILLED, ReplicaState.GONE),
+    ReplicaState.FAILING: (ReplicaState.STOPPING, ReplicaState.KILLED, ReplicaState.GONE),
+    ReplicaState.STOPPING: (ReplicaState.KILLED, ReplicaState.GONE),
+    ReplicaState.KILLED: (ReplicaState.GONE,),
+    ReplicaState.GONE: (),
 }
 
 Cause = Literal["crashed", "hung", "silent", "load_failed", "load_timeout", "spawn_failed", "stopped"]

@@ -73,7 +73,10 @@ class Model:
         raise NotImplementedError
 
     def finish(self, output: Any) -> Any:
-        """Turns one output into plain values (str, numbers, lists, dicts, bytes, numpy arrays, CPU tensors)."""
+        """Turns one output into plain values (str, numbers, lists, dicts, bytes, numpy arrays, tensors).
+
+        Large arrays are sent without a copy: never write to one after returning it.
+        """
         return output
 
     def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:

@@ -37,7 +37,7 @@ _POSITIONS_WITHOUT_LIMIT = 32_768
 # Some tokenizers drop a space at the start of what they decode, or make one character of several tokens; text is
 # therefore decoded together with this many tokens before it.
 _CONTEXT_TOKENS = 6
-_PROBE_NEW_TOKENS = 8
+_PROBE_NEW_TOKENS = 4
 _SETTINGS_THAT_CHANGE_ANSWERS = frozenset(
     {"do_sample", "max_length", "max_new_tokens", "min_p", "no_repeat_ngram_size", "num_beams", "repetition_penalty"}
     | {"temperature", "top_k", "top_p", "typical_p"}

@@ -489,8 +489,11 @@ def test_closing_ends_open_requests_here_and_at_the_server(run_dir: Path) -> Non
     async def work(client: ModelClient) -> None:
         call = client.submit("echo", 1)
         await until(lambda: broker.requests, "the request is there")
+        inspecting = asyncio.create_task(client.inspect())
+        await asyncio.sleep(0)
         client.close()
         assert (await failure(asyncio.ensure_future(_await(call)))).code is Code.SERVER_UNAVAILABLE
+        assert (await failure(inspecting)).code is Code.SERVER_UNAVAILABLE
         client.close()
         await until(lambda: broker.cancelled, "the server is told")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -260,9 +259,7 @@ def test_client_that_leaves_is_noticed_and_the_server_told(
         connection.sendall(raw_request("/models/echo", b'{"inputs": 1}', f"X-Request-Id: {marker}"))
         wait_for(lambda: any(request.header.request_id == marker for request in broker.requests), "it is there")
         assert last(broker, marker).header.id not in broker.cancelled
-    left_s = time.monotonic()
-    wait_for(lambda: last(broker, marker).header.id in broker.cancelled, "the server is told")
-    assert time.monotonic() - left_s < 5, "far sooner than the deadline of 20 s"
+    wait_for(lambda: last(broker, marker).header.id in broker.cancelled, "the server is told before the deadline", 10)
     wait_for(lambda: f"client_gone request_id={marker} model=echo status=499" in front.log(), "it is logged")
 
 

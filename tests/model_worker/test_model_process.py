@@ -113,8 +113,7 @@ def test_failed_load_is_reported_in_one_line_before_the_exit(model: str, how: st
     options = {"how": how} if how else {}
     with replica(model, until=None, **options) as bench:
         assert bench.wait_exit() == ReplicaExit.LOAD_FAILED
-        failed = bench.states()[-1]
-        assert failed.phase is Phase.FAILED
+        failed = bench.wait_phase(Phase.FAILED)
         assert cause in failed.detail
         assert "\n" not in failed.detail
         assert failed.permanent is permanent
@@ -123,14 +122,15 @@ def test_failed_load_is_reported_in_one_line_before_the_exit(model: str, how: st
 def test_first_cause_of_a_failed_load_is_kept() -> None:
     with replica("Masked", until=None) as bench:
         assert bench.wait_exit() == ReplicaExit.LOAD_FAILED
-        assert "busy or unavailable" in bench.states()[-1].detail
-        assert "AttributeError" in bench.states()[-1].detail
+        failed = bench.wait_phase(Phase.FAILED)
+        assert "busy or unavailable" in failed.detail
+        assert "AttributeError" in failed.detail
 
 
 def test_failed_warm_up_is_a_failed_load() -> None:
     with replica("Grumpy", until=None, examples=["forward fails"]) as bench:
         assert bench.wait_exit() == ReplicaExit.LOAD_FAILED
-        assert bench.states()[-1].detail.startswith("warm-up failed: TwoArguments")
+        assert bench.wait_phase(Phase.FAILED).detail.startswith("warm-up failed: TwoArguments")
 
 
 def test_model_without_torch_gets_a_process_without_torch() -> None:
@@ -366,7 +366,7 @@ def test_device_fault_of_several_items_blames_none_and_earlier_results_leave_fir
     with replica("Faulty") as bench:
         ids = [*bench.submit("patient"), *bench.submit("fault", "mate")]
         assert bench.wait_exit() == ReplicaExit.DEVICE_FAULT
-        codes = [bench.results[request_id].code for request_id in ids]
+        codes = [result.code for result in bench.wait_results(ids)]
         assert codes == [Code.OK, Code.REPLICA_FAULT, Code.REPLICA_FAULT]
 
 
@@ -377,7 +377,7 @@ def test_device_fault_that_shows_in_finish_blames_the_item_only_if_it_had_the_de
     with replica("Faulty") as bench:
         ids = bench.submit("late fault", alone=alone)
         assert bench.wait_exit() == ReplicaExit.DEVICE_FAULT
-        assert bench.results[ids[0]].code is code
+        assert bench.wait_results(ids)[0].code is code
 
 
 @pytest.mark.parametrize(("inputs", "thread"), [("forward exits", "MainThread"), ("finish exits", "finish")])
@@ -425,6 +425,16 @@ def test_stream_sends_its_pieces_in_order_and_ends_with_what_it_returned() -> No
         assert [value for owner, _, value in pieces if owner == counted] == ["three", "four", "five", "counted"]
         assert [chunk.index for chunk, _ in bench.chunks if chunk.id == counted] == [0, 1, 2, 3]
         assert (bench.values[plain], bench.values[counted]) == (None, "4 words")
+
+
+def test_each_piece_of_many_long_streams_arrives_once_and_in_order() -> None:
+    texts = [" ".join(f"{name}{number}" for number in range(300)) for name in "abcd"]
+    with replica("Streaming") as bench:
+        ids = bench.submit(*texts, stream=True)
+        bench.wait_results(ids)
+        for request_id, text in zip(ids, texts, strict=True):
+            own = [(chunk.index, value) for chunk, value in bench.chunks if chunk.id == request_id]
+            assert own == list(enumerate(text.split()))
 
 
 def test_request_that_does_not_stream_gets_all_pieces_at_once() -> None:

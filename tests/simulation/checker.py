@@ -37,6 +37,7 @@ from shared.errors import Code
 from shared.messages import Phase, RequestId, SlotName
 
 LATE_REPLY_S = 0.25
+LATE_KILL_S = 1.0
 # Refusals on arrival, which end a request that never was in the queue, may also be the end of an admitted one.
 REFUSALS = frozenset({Code.OVERLOADED, Code.UNKNOWN_MODEL, Code.TOO_LARGE})
 
@@ -67,7 +68,11 @@ class Place:
     ready: bool = False
     doomed: bool = False
     """Killed, stopped, or it told that it cannot go on."""
+    born_s: float = 0.0
     heard_s: float = 0.0
+    progressed_s: float = 0.0
+    """When its work last moved, as far as it told."""
+    progress_count: int = 0
     batches: list[tuple[bool, dict[RequestId, int]]] = field(default_factory=list)
     """Alone or not, and the items not reported yet with their attempts; the first batch is the one that runs."""
 
@@ -82,10 +87,12 @@ class Checker:
         self.incarnations: dict[SlotName, int] = {}
         self.fronts_heard_s: dict[FrontId, float] = {}
         self.gone_fronts: set[FrontId] = set()
-        self.models = {slot.name: slot.model for slot in settings.slots}
-        self.max_wait_s = {model.name: model.max_wait_s for model in settings.models}
+        models = {model.name: model for model in settings.models}
+        self.models = {slot.name: models[slot.model] for slot in settings.slots}
         self.stopped: StopServer | None = None
         self.relays = 0
+        # The end of the loop's latest stall: nothing before counts as silence, and nothing could be done then.
+        self.listening_since_s = 0.0
         # The fact that the orders seen now follow from, and when its front was heard before.
         self.cause: Event | None = None
         self._heard_before: dict[FrontId, float] = {}
@@ -126,7 +133,12 @@ class Checker:
         if isinstance(event, ReplicaPhaseChanged):
             place.ready = place.ready or event.phase is Phase.READY
             place.doomed = place.doomed or event.phase is Phase.FAILED
-        elif isinstance(event, ItemFinished):
+        elif isinstance(event, ReplicaPulsed):
+            if event.progress_count != place.progress_count:
+                place.progress_count, place.progressed_s = event.progress_count, now_s
+        else:
+            place.progressed_s = now_s
+        if isinstance(event, ItemFinished):
             for _, items in place.batches:
                 if items.get(event.id) == event.attempt:
                     place.doomed = place.doomed or event.code is Code.REPLICA_FAULT
@@ -150,20 +162,22 @@ class Checker:
 
     # --- orders --------------------------------------------------------------------------------------------------
 
-    def saw_reply(self, reply: SendReply, now_s: float, listening_since_s: float) -> None:
-        """`listening_since_s`: the end of the loop's latest stall, before which it could not have answered."""
+    def saw_reply(self, reply: SendReply, now_s: float) -> None:
         life = self._alive(reply.id, "answered")
         if life.cancelled:
             raise Violation(f"{reply.id.hex()} was answered after its cancellation")
         if reply.front in self.gone_fronts or reply.front != life.arrived.front:
             raise Violation(f"{reply.id.hex()} was answered to a front that does not wait for it")
-        due_s = max(life.arrived.deadline_s, life.arrived_s, listening_since_s)
+        due_s = max(life.arrived.deadline_s, life.arrived_s, self.listening_since_s)
         if now_s > due_s + LATE_REPLY_S:
             raise Violation(f"{reply.id.hex()} was answered {now_s - due_s:.3f} s late")
         if reply.relay:
             event = self.cause
             if not (isinstance(event, ItemFinished) and event.id == reply.id and event.code is Code.OK):
                 raise Violation(f"{reply.id.hex()} was given another item's value")
+            if event.attempt != life.sent:
+                raise Violation(f"{reply.id.hex()} was given the value of another attempt")
+            self._place(event.slot, event.incarnation, "was believed")
             self.relays += 1
         if reply.code is Code.OK and not reply.relay:
             raise Violation(f"{reply.id.hex()} was answered ok without a value")
@@ -188,15 +202,17 @@ class Checker:
         del self.lives[request_id]
         self.ended.add(request_id)
 
-    def saw_batch(self, batch: SendBatch) -> None:
+    def saw_batch(self, batch: SendBatch, now_s: float) -> None:
         place = self._place(batch.slot, batch.incarnation, "was sent a batch")
         if not place.ready or place.doomed:
             raise Violation(f"{batch.slot}#{batch.incarnation} was given work that it cannot do")
+        if now_s >= max(place.heard_s, self.listening_since_s) + self.settings.replica_silence_s:
+            raise Violation(f"{batch.slot}#{batch.incarnation} was given work, and is silent")
         if len(place.batches) >= 2:
             raise Violation(f"{batch.slot}#{batch.incarnation} was given a third batch")
         if place.batches and (batch.alone or place.batches[0][0]):
             raise Violation(f"{batch.slot}#{batch.incarnation} holds company for a request that must run alone")
-        model = next(model for model in self.settings.models if model.name == self.models[batch.slot])
+        model = self.models[batch.slot]
         if len(batch.entries) > model.max_batch_size:
             raise Violation(f"{batch.slot}: {len(batch.entries)} items in a batch of at most {model.max_batch_size}")
         for entry in batch.entries:
@@ -212,6 +228,8 @@ class Checker:
                 raise Violation(f"{entry.id.hex()} witnessed a death and has company")
             if life.deaths >= 2:
                 raise Violation(f"{entry.id.hex()} was sent again after {life.deaths} deaths")
+        if not place.batches:
+            place.progressed_s = now_s
         place.batches.append((batch.alone, {entry.id: entry.attempt for entry in batch.entries}))
 
     def saw_chunk(self, chunk: RelayChunk) -> None:
@@ -219,7 +237,8 @@ class Checker:
         if not (isinstance(self.cause, ChunkArrived) and self.cause.id == chunk.id):
             raise Violation(f"{chunk.id.hex()} was given another item's chunk")
         if self.cause.attempt != life.sent:
-            raise Violation(f"{chunk.id.hex()} was given a chunk of an old attempt")
+            raise Violation(f"{chunk.id.hex()} was given a chunk of another attempt")
+        self._place(self.cause.slot, self.cause.incarnation, "was believed")
         life.chunked = True
 
     def saw_spawn(self, spawn: SpawnReplica, now_s: float) -> None:
@@ -228,7 +247,7 @@ class Checker:
         if spawn.incarnation != self.incarnations.get(spawn.slot, 0) + 1:
             raise Violation(f"{spawn.slot}: incarnation {spawn.incarnation} follows {self.incarnations[spawn.slot]}")
         self.incarnations[spawn.slot] = spawn.incarnation
-        self.places[spawn.slot] = Place(spawn.incarnation, heard_s=now_s)
+        self.places[spawn.slot] = Place(spawn.incarnation, born_s=now_s, heard_s=now_s)
         loads = sum(not place.ready for place in self.places.values())
         if loads > self.settings.parallel_loads:
             raise Violation(f"{loads} loads at once, {self.settings.parallel_loads} are allowed")
@@ -256,11 +275,26 @@ class Checker:
             if now_s > life.arrived.deadline_s + LATE_REPLY_S:
                 raise Violation(f"{life.arrived.id.hex()} has no answer {now_s - life.arrived.deadline_s:.3f} s late")
         for slot, place in self.places.items():
+            if not place.doomed:
+                self._judge_patience(slot, place, now_s)
             heard = now_s < place.heard_s + self.settings.replica_silence_s
             if place.ready and not place.doomed and heard and not place.batches:
                 model = self.models[slot]
-                if model in waiting and self.max_wait_s[model] == 0.0:
-                    raise Violation(f"{slot} rests while a request waits for {model}")
+                if model.name in waiting and model.max_wait_s == 0.0:
+                    raise Violation(f"{slot} rests while a request waits for {model.name}")
+
+    def _judge_patience(self, slot: SlotName, place: Place, now_s: float) -> None:
+        """Whether a process that loads, hangs or is silent is still endured too long."""
+        model = self.models[slot]
+        since_s = max(self.listening_since_s, place.progressed_s)
+        if place.batches and now_s > since_s + model.batch_timeout_s + LATE_KILL_S:
+            raise Violation(f"{slot} hangs for {now_s - since_s:.3f} s")
+        since_s = max(self.listening_since_s, place.heard_s)
+        silence_s = self.settings.replica_silence_kill_s
+        if place.ready and not place.batches and now_s > since_s + silence_s + LATE_KILL_S:
+            raise Violation(f"{slot} is silent for {now_s - since_s:.3f} s")
+        if not place.ready and now_s > max(self.listening_since_s, place.born_s + model.load_timeout_s) + LATE_KILL_S:
+            raise Violation(f"{slot} loads for {now_s - place.born_s:.3f} s")
 
     def judge_end(self, payloads: int, kills: dict[RequestId, int]) -> None:
         """After the server has stopped."""

@@ -75,11 +75,11 @@ class Front:
         arrived = RequestArrived(
             front=self.id,
             id=request_id,
-            model=rng.choice(self.world.settings.models).name,
+            model="nobody" if rng.random() < weather.misfits else rng.choice(self.world.settings.models).name,
             operation=rng.choice(("predict", "predict", "other")),
             batch_key=rng.choice((b"", b"", b"warm")),
             cost_hint=rng.choice((0, 0, rng.randint(1, 60))),
-            body_bytes=rng.randint(1, 400),
+            body_bytes=2_000_000 if rng.random() < weather.misfits else rng.randint(1, 400),
             deadline_s=self.world.clock.now_s + rng.choice((0.05, 1.0, 5.0, 30.0)) * rng.uniform(0.5, 1.5),
             priority=rng.choice((0, 0, 0, -1, 1, 5)),
             stream=rng.random() < weather.streams,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from model_worker.broker.effects import BatchEntry, SendBatch
@@ -110,6 +112,9 @@ class Process:
         self._pulse()
         if rng.random() < self.world.weather.lies:
             self._say(ready)
+        if self._is_moody(self.world.weather.load_crashes / 2):
+            # It dies as soon as it has spoken, so that its exit may be noticed first.
+            self._later(rng.uniform(0.0, 0.05), lambda: self.die(-9))
 
     def _phase(
         self,
@@ -178,12 +183,14 @@ class Process:
         entries = list(batch.entries)
         self.rng.shuffle(entries)
         for entry in entries:
+            code = Code.INVALID_INPUT if self.world.nature(entry.id) == "invalid" else Code.OK
             if entry.id in self._cancelled:
-                self._report(entry, Code.CANCELLED)
-            elif self.world.nature(entry.id) == "invalid":
-                self._report(entry, Code.INVALID_INPUT)
+                code = Code.CANCELLED
+            if self.rng.random() < self.world.weather.laggards:
+                # It is finished after the next batch has begun, perhaps after that has ended.
+                self._later(self.rng.uniform(0.0, 0.3), partial(self._report, entry, code))
             else:
-                self._report(entry, Code.OK)
+                self._report(entry, code)
         self._batches.popleft()
         self._busy = False
         self._later(0.0, self._work)
@@ -199,7 +206,9 @@ class Process:
     def _report(self, entry: BatchEntry, code: Code) -> None:
         cost = self.rng.randint(1, 40)
         told = ItemFinished(self.slot, self.incarnation, entry.id, entry.attempt, code, cost, 1.0, 2.0, 0.5, 1, "")
+        lies = self.rng.random() < self.world.weather.lies
+        if lies:
+            self._say(replace(told, attempt=entry.attempt + self.rng.choice((-1, 1))))
         self._say(told)
-        if self.rng.random() < self.world.weather.lies:
-            lie = ItemFinished(self.slot, self.incarnation, entry.id, entry.attempt + self.rng.choice((-1, 0, 1)), code)
-            self._say(lie)
+        if lies:
+            self._say(told)

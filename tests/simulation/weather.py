@@ -26,6 +26,7 @@ class Weather:
     freezes: float
     lies: float
     late_words: float
+    laggards: float
     ignores_stop: float
     loop_stalls: float
     fronts_die: float
@@ -34,8 +35,10 @@ class Weather:
     duplicates: float
     streams: float
     unretryable: float
+    misfits: float
     spawns_fail: float
     requests: int
+    requests_after_drain: int
     fronts: int
     request_every_s: float
     moody_after_s: float
@@ -63,6 +66,7 @@ def draw_weather(rng: random.Random) -> Weather:
         freezes=maybe(0.3, 0.05),
         lies=maybe(0.3, 0.1),
         late_words=maybe(0.4, 0.8),
+        laggards=maybe(0.3, 0.3),
         ignores_stop=maybe(0.3, 0.5),
         loop_stalls=maybe(0.15, 0.05),
         fronts_die=maybe(0.3, 0.05),
@@ -71,8 +75,10 @@ def draw_weather(rng: random.Random) -> Weather:
         duplicates=maybe(0.2, 0.05),
         streams=maybe(0.5, 0.5),
         unretryable=maybe(0.5, 0.5),
+        misfits=maybe(0.2, 0.1),
         spawns_fail=maybe(0.1, 0.2),
         requests=rng.randint(40, 160),
+        requests_after_drain=rng.choice((0, 0, 10, 30)),
         fronts=rng.randint(1, 3),
         request_every_s=rng.choice((0.01, 0.05, 0.3)),
         moody_after_s=rng.choice((0.0, 5.0, 5.0)),

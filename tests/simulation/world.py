@@ -54,9 +54,8 @@ class World:
         # While the loop is stalled, facts pile up.
         self._stalled = False
         self._inbox: list[happened.Event] = []
-        self._listening_since_s = 0.0
         self._request_number = 0
-        self._requests_left = self.weather.requests
+        self._requests_left = self.weather.requests + self.weather.requests_after_drain
 
     # --- running -------------------------------------------------------------------------------------------------
 
@@ -89,12 +88,12 @@ class World:
             assert not model.prefetchable
 
     def take_request_number(self) -> int | None:
-        """The next one, or None if this world has had its requests; the last one brings the drain."""
+        """The next one, or None if this world has had its requests. Towards the end, the server drains."""
         if self._requests_left == 0:
             return None
         self._requests_left -= 1
-        if self._requests_left == 0:
-            self.clock.after(self.rng.uniform(0.0, 20.0), lambda: self.deliver(happened.DrainRequested(GRACE_S)))
+        if self._requests_left == self.weather.requests_after_drain:
+            self.clock.after(self.rng.uniform(0.0, 10.0), lambda: self.deliver(happened.DrainRequested(GRACE_S)))
         self._request_number += 1
         return self._request_number
 
@@ -120,7 +119,7 @@ class World:
 
     def _end_stall(self) -> None:
         self._stalled = False
-        self._listening_since_s = self.clock.now_s
+        self.checker.listening_since_s = self.clock.now_s
         inbox, self._inbox = self._inbox, []
         for event in inbox:
             self._tell(event)
@@ -143,11 +142,19 @@ class World:
         self.turns += 1
         if self._validate_every and self.turns % self._validate_every == 0:
             self.broker.validate(now_s)
+            self._look_at_views(now_s)
         self._carry_out(effects)
         self.checker.cause = outer_cause
         if outer_cause is None:
             self.checker.judge_turn(now_s)
             self._set_alarm()
+
+    def _look_at_views(self, now_s: float) -> None:
+        """Nothing to judge: they must be possible in every state."""
+        states, totals = self.broker.model_states(), self.broker.counters()
+        slots = self.broker.slot_states(now_s)
+        assert len(states) == len(totals) == len(self.settings.models)
+        assert len(slots) == len(self.settings.slots)
 
     def _set_alarm(self) -> None:
         wake_at_s = self.broker.wake_at_s
@@ -175,7 +182,7 @@ class World:
         now_s, checker = self.clock.now_s, self.checker
         match effect:
             case do.SendReply():
-                checker.saw_reply(effect, now_s, self._listening_since_s)
+                checker.saw_reply(effect, now_s)
                 self.payloads.discard(effect.id)
             case do.ReleasePayload():
                 checker.saw_release(effect, now_s)
@@ -183,7 +190,7 @@ class World:
             case do.RelayChunk():
                 checker.saw_chunk(effect)
             case do.SendBatch():
-                checker.saw_batch(effect)
+                checker.saw_batch(effect, now_s)
                 self._reach(effect.slot, effect.incarnation, lambda process: process.take_batch(effect))
             case do.SendCancel():
                 self._reach(effect.slot, effect.incarnation, lambda process: process.cancel(effect.ids))

