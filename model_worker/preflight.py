@@ -7,8 +7,8 @@ and `serve`. Starts nothing, binds nothing, imports no torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from model_worker.broker.settings import BrokerSettings, ModelSettings, SlotSettings
 from model_worker.devices import Inventory, take_inventory
@@ -83,9 +83,17 @@ def draft(
     if not config.models:
         raise ConfigurationError("no model is configured: add a [[models]] entry, or use --model and --task")
     inventory = inventory or take_inventory()
-    weights_bytes = {model.name: sources.check(runtime_spec(config, model)) for model in config.models}
     slots = plan(config, inventory, os.environ if environment is None else environment)
+    weights_bytes = {model.name: _weights_bytes(config, model, slots) for model in config.models}
     return Preflight(config, inventory, slots, weights_bytes)
+
+
+def _weights_bytes(config: Config, model: ModelConfig, slots: Sequence[Slot]) -> int | None:
+    """What one replica's weights take in memory: `auto` on a CPU means float32, whatever is stored."""
+    spec = runtime_spec(config, model)
+    if spec.dtype == "auto" and any(slot.model == model.name and slot.torch_device == "cpu" for slot in slots):
+        spec = replace(spec, dtype="float32")
+    return sources.check(spec)
 
 
 def check_fit(drafted: Preflight) -> None:

@@ -159,6 +159,16 @@ def test_flags_alone_are_enough_and_ctrl_c_is_a_clean_exit(directory: Path) -> N
         assert service.out.splitlines()[-1] == "stopped"
 
 
+def test_ctrl_c_during_the_start_is_a_clean_exit_too() -> None:
+    with serving() as service:
+        wait_for(lambda: children(service.process.pid), "supervisord has been started")
+        pids = service.everything()
+        service.signal(signal.SIGINT)
+        assert service.wait_end() == Exit.OK
+        service.wait_gone(pids)
+        assert service.left_files() == []
+
+
 def test_ctrl_c_lets_a_request_finish_and_a_second_one_does_not() -> None:
     with serving() as service, ThreadPoolExecutor() as pool:
         service.wait_ready()

