@@ -52,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     from shared.sockets import RunDirectory
 
     flags = _parser().parse_args(arguments)
-    if flags.exit_with_parent:
-        stop_with_parent()
+    if flags.exit_with_parent is not None:
+        stop_with_parent(flags.exit_with_parent)
     if flags.config is not None:
         os.environ[CONFIG_FILE_VARIABLE] = str(flags.config.absolute())
     for flag, variable in FLAG_VARIABLES.items():
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, help="worker processes (http.workers)")
     parser.add_argument("--reload", action="store_true", default=None, help="restart a worker when its source changes")
     parser.add_argument(
-        "--exit-with-parent", action="store_true", help="stop when the process that started this one ends"
+        "--exit-with-parent", type=int, metavar="PID", help="stop when PID, which started this process, ends"
     )
     return parser
 

@@ -20,11 +20,11 @@ def main() -> int:
     )
     parser.add_argument("--config", type=Path, help="configuration file (default: $HEADWAITER_CONFIG, headwaiter.toml)")
     parser.add_argument(
-        "--exit-with-parent", action="store_true", help="stop when the process that started this one ends"
+        "--exit-with-parent", type=int, metavar="PID", help="stop when PID, which started this process, ends"
     )
     arguments = parser.parse_args()
     try:
-        return run_model_server(arguments.config, exit_with_parent=arguments.exit_with_parent)
+        return run_model_server(arguments.config, parent_pid=arguments.exit_with_parent)
     except ConfigurationError as error:
         print(f"headwaiter: {error}", file=sys.stderr)
         return ExitCode.CONFIGURATION

@@ -160,6 +160,10 @@ class ModelServer:
                 self._malformed_log.log(sender=sender.hex(), reason=str(error))
 
     def _front_message(self, sender: bytes, message: say.Message, frames: list[Buffer], now_s: float) -> None:
+        if isinstance(message, say.Inspect):
+            # Whoever only looks is no front: it is answered, and not remembered.
+            self._outbox.to_front(sender, self._snapshot(message.token, now_s))
+            return
         front = FrontId(sender)
         if front not in self._fronts_heard_s or isinstance(message, say.FrontHello):
             self._tell(happened.FrontJoined(front), now_s)
@@ -171,8 +175,6 @@ class ModelServer:
                     payload = self._payloads.keep(header, payload_frames)
                     digest = payload.digest() if self._broker.refused_digests(header.model) else b""
                     self._tell(intake.request_arrived(front, header, payload, digest, now_s), now_s)
-            case say.Inspect():
-                self._outbox.to_front(sender, self._snapshot(message.token, now_s))
             case _:
                 for event in intake.from_front(front, message):
                     self._tell(event, now_s)

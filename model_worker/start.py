@@ -34,14 +34,14 @@ class ExitCode(IntEnum):
     """The configuration, or the machine it is used on, does not allow a start."""
 
 
-def run_model_server(config_file: Path | None, *, exit_with_parent: bool = False) -> int:
-    """Runs until stopped; returns the exit code.
+def run_model_server(config_file: Path | None, *, parent_pid: int | None = None) -> int:
+    """Runs until stopped, or until `parent_pid`, if given, ends; returns the exit code.
 
     Raises:
         ConfigurationError: nothing was started.
     """
-    if exit_with_parent:
-        stop_with_parent()
+    if parent_pid is not None:
+        stop_with_parent(parent_pid)
     config = Config.load(config_file)
     logs.configure(config.logging.level, config.logging.format, program="model_worker")
     ready = preflight(config)

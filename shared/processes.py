@@ -25,10 +25,12 @@ def set_parent_death_signal(number: signal.Signals) -> None:
         raise OSError(error, os.strerror(error))
 
 
-def stop_with_parent() -> None:
-    """SIGTERM for this process when its parent ends, however that happens."""
-    parent = os.getppid()
+def stop_with_parent(parent_pid: int) -> None:
+    """SIGTERM for this process when its parent ends, however that happens, or at once if it has ended already.
+
+    The parent has to say who it is: a parent that ended while this process was being started has been replaced by
+    another one, which cannot be told from the real one.
+    """
     set_parent_death_signal(signal.SIGTERM)
-    if os.getppid() != parent:
-        # It ended between the two calls, and the signal was never armed for it.
+    if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGTERM)

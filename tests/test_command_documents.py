@@ -63,7 +63,7 @@ def test_each_program_may_take_its_whole_grace_and_cannot_outlive_supervisord(
     longest_s = [limit.le for field in graces for limit in field.metadata if hasattr(limit, "le")]
     assert len(longest_s) == 2
     assert int(settings["stopwaitsecs"]) > max(longest_s)
-    assert f"-P -m {program} --exit-with-parent" in settings["command"]
+    assert f"-P -m {program} --exit-with-parent $PPID" in settings["command"]
     assert settings["stopasgroup"] == "false"
     assert settings["killasgroup"] == "true"
 

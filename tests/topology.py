@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], T], what: str, within_s: float = 30.0) -> T:
+def wait_for(condition: Callable[[], T | None], what: str, within_s: float = 30.0) -> T:
     """The condition's first true value.
 
     Raises:
@@ -149,9 +149,11 @@ class Service:
 
     def status(self) -> dict[str, Any]:
         """The model server's snapshot; waits for a server that is just starting."""
-        response = wait_for(lambda: (answer := self.http.get("/status")).is_success and answer, "/status answers")
-        found: dict[str, Any] = response.json()
-        return found
+        return wait_for(self._snapshot, "/status answers")
+
+    def _snapshot(self) -> dict[str, Any] | None:
+        response = self.http.get("/status")
+        return response.json() if response.is_success else None
 
     def slots(self) -> dict[str, dict[str, Any]]:
         return {slot["slot"]: slot for slot in self.status()["slots"]}

@@ -2,6 +2,8 @@
 
 Owns the rule of credit: who may get work, when a batch that is not full yet waits, and what becomes of a replica's
 batches when the last item is reported. Refuses to order requests; that is the backlog's.
+
+The order is strict: while the most urgent request is held back for company (`max_wait_s`), so are those behind it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def validate(broker: Broker, now_s: float) -> None:
             _validate_replica(broker, slot, slot.replica, now_s)
     for model in broker.models.values():
         _validate_model(broker, model)
-        if not broker.stopped:
+        if not broker.ending.stopped:
             _validate_work_conservation(broker, model, now_s)
     _validate_fronts(broker, now_s)
     _validate_loads(broker, now_s)
@@ -93,7 +93,7 @@ def _validate_replica(broker: Broker, slot: Slot, replica: Replica, now_s: float
         for request in batch.live_requests():
             assert broker.ledger.requests.get(request.id) is request, f"{name} holds a request that nobody admitted"
             assert batch.alone == request.alone, f"{name}: request {request.id.hex()} shares, and must not"
-    if broker.stopped:
+    if broker.ending.stopped:
         return
     if replica.state is not ReplicaState.KILLED:
         assert slot in broker.timers, f"{name} is watched by no timer"
@@ -132,7 +132,7 @@ def _validate_work_conservation(broker: Broker, model: Model, now_s: float) -> N
     for replica in model.idle.values():
         held = now_s < head.arrived_s + model.settings.max_wait_s and not model.backlog.fills(head, replica.limits)
         assert held, f"{replica.slot} is idle while {len(model.backlog)} requests wait"
-        assert broker.drain is None, f"{replica.slot} is idle, and its batch waits for company during a drain"
+        assert not broker.draining, f"{replica.slot} is idle, and its batch waits for company during a drain"
         hold_s = broker.timers.at_s(model)
         assert hold_s is not None, f"{model.name}: a batch waits for company with no timer"
     for replica in model.prefetchable.values():
@@ -155,7 +155,7 @@ def _validate_loads(broker: Broker, now_s: float) -> None:
     assert keeper.loads <= broker.settings.parallel_loads, f"{keeper.loads} loads at once"
     fillable = {slot.name for slot in keeper.slots.values() if slot.replica is None and not slot.is_lost_for_good}
     assert keeper.fillable == fillable, "the set of fillable slots is wrong"
-    if broker.drain is None and not broker.stopped and keeper.loads < broker.settings.parallel_loads:
+    if not broker.draining and not broker.ending.stopped and keeper.loads < broker.settings.parallel_loads:
         due = [name for name in fillable if keeper.slots[name].respawn_s <= now_s]
         assert not due, f"{due} could load, and nothing does"
     for name in fillable:

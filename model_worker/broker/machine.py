@@ -28,14 +28,11 @@ Every state's transitions are a table in `records`. Three rules tie requests and
    one suspect. `suspicion` tells the whole of it.
 
 Time. `handle` first lets every timer ring that is due, then takes the event, then settles: what follows from both is
-ordered once. A deadline that is reached is therefore over, even if the result is the very event being handled. Silence
-and hangs are judged by what was *not* heard, which means nothing if the loop did not listen. A call that comes
-`LATE_S` after `wake_at_s` counts as such: the time since the call before is added to all that peers are granted.
+ordered once. A deadline that is reached is therefore over, even if the result is the very event being handled. Silence,
+hangs and missing exits are judged by what was *not* heard, which means nothing if the loop did not listen. A call that
+comes `LATE_S` after `wake_at_s` counts as such: the time since the call before is added to all that peers are granted.
 
-Drain. New requests are refused; admitted ones go on. When all have ended, or the grace has, every process is told to
-stop, and when all have exited, the server may. A slot is refilled during a drain only for a model that has queued
-requests and no process at all; loads for which nothing is queued are ended at once. A second request to drain can
-only shorten the grace.
+The end. `ending` drains the server when it is asked to, and stops it when no model can ever be loaded.
 """
 
 from __future__ import annotations
@@ -44,14 +41,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from model_worker.broker import views
-from model_worker.broker.admission import (
-    DRAINING_RETRY_AFTER_S,
-    LOADING_RETRY_AFTER_S,
-    failed,
-    refuse_at_door,
-)
+from model_worker.broker.admission import LOADING_RETRY_AFTER_S, failed, refuse_at_door
 from model_worker.broker.dispatch import Dispatcher
-from model_worker.broker.effects import Effect, Log, RelayChunk, StopServer
+from model_worker.broker.effects import Effect, Log, RelayChunk
+from model_worker.broker.ending import Ending
 from model_worker.broker.events import (
     ChunkArrived,
     DrainRequested,
@@ -105,12 +98,9 @@ class Broker:
         self.ledger = Ledger(self.models, self.timers, self._effects)
         self.suspicion = Suspicion(self.models, self.ledger, self.timers, self._effects)
         self.dispatcher = Dispatcher(self.keeper, self.ledger, self.timers, self._effects)
+        self.ending = Ending(self.models, self.keeper, self.ledger, self.timers, self._effects)
         # Fronts that were heard within `front_silence_s`.
         self.fronts: dict[FrontId, Front] = {}
-        # Set by the first DrainRequested.
-        self.drain: Drain | None = None
-        # StopServer was ordered, for whichever reason; nothing is ordered after it but answers.
-        self.stopped = False
         # Messages dropped because they came from a dead incarnation or were about an ended attempt.
         self.fenced = 0
         # The time of the latest call.
@@ -169,11 +159,11 @@ class Broker:
     @property
     def wake_at_s(self) -> float | None:
         """When to send `TimePassed`, unless something else happens before; None: not before something does."""
-        return None if self.stopped else self.timers.next_s
+        return None if self.ending.stopped else self.timers.next_s
 
     @property
     def draining(self) -> bool:
-        return self.drain is not None
+        return self.ending.drain is not None
 
     def refused_digests(self, model: str) -> bool:
         """Whether requests of this model need their `digest`."""
@@ -388,17 +378,13 @@ class Broker:
             for replica in self.keeper.replicas():
                 replica.heard_s += deaf_s
                 replica.progressed_s += deaf_s
+                replica.due_s += deaf_s
             for front in self.fronts.values():
                 front.heard_s += deaf_s
         self._now_s = now_s
 
     def _drain_requested(self, event: DrainRequested, now_s: float) -> None:
-        ends_s = now_s + event.grace_s
-        if self.drain is None:
-            self.drain = Drain(ends_s)
-            self._log("info", "drain_started", {"grace_s": event.grace_s, "requests": len(self.ledger.requests)})
-        self.drain.ends_s = min(self.drain.ends_s, ends_s)
-        self.timers.set(self.drain, self.drain.ends_s)
+        self.ending.ask(event.grace_s, now_s)
         for model in self.models:
             self._stir(model)  # batches that were held back for company go now
 
@@ -406,57 +392,24 @@ class Broker:
 
     def _settle(self, now_s: float) -> None:
         """Orders what follows from this turn's changes."""
-        if self.stopped:
+        if self.ending.stopped:
             self._stirred.clear()
             return
         for model in self._stirred.values():
             if model.is_failed:
                 self._fail_queued(model, now_s)
-        if self.drain is not None:
-            self._go_on_draining(self.drain, now_s)
+        self.ending.go_on(now_s)
         self.ledger.send_cancels()
         for model in self._stirred.values():
-            self.dispatcher.dispatch(model, now_s, may_hold=self.drain is None)
+            self.dispatcher.dispatch(model, now_s, may_hold=not self.draining)
         self._stirred.clear()
-        self.keeper.spawn(now_s, self._is_wanted)
-        self._stop_if_over()
+        self.keeper.spawn(now_s, self.ending.wants)
+        self.ending.finish()
 
     def _fail_queued(self, model: Model, now_s: float) -> None:
         refusal = failed(model, now_s)
         for request in list(model.backlog):
             self.ledger.answer(request, refusal.code, refusal.message, refusal.retry_after_s)
-
-    def _go_on_draining(self, drain: Drain, now_s: float) -> None:
-        if drain.stopping:
-            return
-        if now_s >= drain.ends_s:
-            for request in list(self.ledger.requests.values()):
-                message = "the model server stopped before this request was done"
-                self.ledger.answer(request, Code.DRAINING, message, DRAINING_RETRY_AFTER_S)
-        if self.ledger.requests:
-            self.keeper.stop_loads(lambda slot: not self.models[slot.model].backlog)
-        else:
-            drain.stopping = True
-            self.keeper.stop(now_s)
-
-    def _is_wanted(self, slot: Slot) -> bool:
-        """Whether a vacant slot is to be filled."""
-        if self.drain is None:
-            return True
-        model = self.models[slot.model]
-        return len(model.backlog) > 0 and all(other.replica is None for other in model.slots)
-
-    def _stop_if_over(self) -> None:
-        if self.drain is not None:
-            if self.drain.stopping and not self.keeper.replicas():
-                self._stop(0, "drained")
-        elif self.keeper.is_hopeless:
-            reasons = "; ".join(f"{model.name}: {model.failure_reason}" for model in self.models.values())
-            self._stop(1, f"no model can be loaded: {reasons}")
-
-    def _stop(self, exit_code: int, reason: str) -> None:
-        self.stopped = True
-        self._effects.append(StopServer(exit_code, reason))
 
     # --- small change --------------------------------------------------------------------------------------------
 

@@ -159,7 +159,10 @@ class Replica:
     model: str
     incarnation: int
     spawned_s: float
-    # When anything last came from it. A late loop (see `Broker.handle`) moves this and `progressed_s` forward.
+    # When it must have left its state: LOADING for READY, FAILING and STOPPING for its exit. A loop that was late (see
+    # `machine`) moves this and the next two forward.
+    due_s: float
+    # When anything last came from it.
     heard_s: float
     # When its work last moved: a batch started, a forward step was counted, a result or a chunk came.
     progressed_s: float
@@ -179,8 +182,6 @@ class Replica:
     # As pulsed; only its changes matter.
     progress_count: int = 0
     memory_bytes: int = 0
-    # When a process that should exit by itself (FAILING, STOPPING) is killed.
-    stop_due_s: float = 0.0
     # Why it ends, if the broker knows before the exit does; the exit code explains the rest.
     cause: Cause | None = None
     reason: str = ""

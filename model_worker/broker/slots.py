@@ -101,6 +101,7 @@ class SlotKeeper:
             model=slot.model,
             incarnation=slot.incarnation,
             spawned_s=now_s,
+            due_s=now_s + model.settings.load_timeout_s,
             heard_s=now_s,
             progressed_s=now_s,
             limits=BatchLimits(model.settings.max_batch_size, model.settings.max_batch_cost),
@@ -182,11 +183,11 @@ class SlotKeeper:
         """Acts on every limit of time that has passed, except the one of `is_hung`."""
         settings = self._settings
         if replica.state is ReplicaState.LOADING:
-            timeout_s = self._model_settings(replica).load_timeout_s
-            if now_s >= replica.spawned_s + timeout_s:
+            if now_s >= replica.due_s:
+                timeout_s = self._model_settings(replica).load_timeout_s
                 self.kill(replica, "load_timeout", f"the load took longer than {timeout_s:g} s")
         elif replica.state in (ReplicaState.FAILING, ReplicaState.STOPPING):
-            if now_s >= replica.stop_due_s:
+            if now_s >= replica.due_s:
                 self.kill(replica, replica.cause, f"{replica.reason}; no exit within {settings.stop_timeout_s:g} s")
         elif replica.state is ReplicaState.READY:
             if not replica.silent and now_s >= replica.heard_s + settings.replica_silence_s:
@@ -206,10 +207,8 @@ class SlotKeeper:
         replica, settings = slot.replica, self._settings
         if replica is None:
             return None if slot.is_lost_for_good else slot.respawn_s
-        if replica.state is ReplicaState.LOADING:
-            return replica.spawned_s + self._model_settings(replica).load_timeout_s
-        if replica.state in (ReplicaState.FAILING, ReplicaState.STOPPING):
-            return replica.stop_due_s
+        if replica.state in (ReplicaState.LOADING, ReplicaState.FAILING, ReplicaState.STOPPING):
+            return replica.due_s
         if replica.state is not ReplicaState.READY:
             return None
         limits_s = []
@@ -234,7 +233,7 @@ class SlotKeeper:
         replica.cause = "crashed" if replica.was_ready else "load_failed"
         replica.reason = reason
         replica.move(ReplicaState.FAILING)
-        replica.stop_due_s = now_s + self._settings.stop_timeout_s
+        replica.due_s = now_s + self._settings.stop_timeout_s
         self._models[replica.model].note_credit(replica)
         self._log("error", "replica_failed", replica, reason=reason)
         self.arm(self.slots[replica.slot], now_s)
@@ -251,7 +250,7 @@ class SlotKeeper:
             if replica.state in (ReplicaState.READY, ReplicaState.FAILING):
                 replica.cause, replica.reason = "stopped", "told to stop"
                 replica.move(ReplicaState.STOPPING)
-                replica.stop_due_s = now_s + self._settings.stop_timeout_s
+                replica.due_s = now_s + self._settings.stop_timeout_s
                 self._models[replica.model].note_credit(replica)
                 self._effects.append(SendStop(replica.slot, replica.incarnation))
                 self.arm(self.slots[replica.slot], now_s)

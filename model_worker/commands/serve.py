@@ -209,7 +209,7 @@ class Service:
 
     def _conclude(self, ended: int) -> Exit:
         """Says the cause last, where it is seen."""
-        # Told to stop while it still starts, supervisord knows no better than to die of the signal; no program runs yet.
+        # Told to stop while it still starts, supervisord dies of the signal; no program runs yet.
         if self._stage is not Stage.STOPPING or ended not in (0, -signal.SIGTERM):
             how = f"by signal {signal.Signals(-ended).name}" if ended < 0 else f"with exit code {ended}"
             self._exit, self._cause = Exit.FAILED, self._cause or f"supervisord ended {how}, and both programs with it"

@@ -175,10 +175,7 @@ class _ControlConnection(http.client.HTTPConnection):
 
 def main() -> None:
     """The child: supervisord, which gets SIGTERM when its parent ends, however that happens."""
-    parent = int(sys.argv[1])
-    stop_with_parent()
-    if os.getppid() != parent:
-        raise SystemExit(f"headwaiter: process {parent}, which wanted supervisord, has ended")
+    stop_with_parent(int(sys.argv[1]))
     from supervisor import supervisord
 
     supervisord.main(sys.argv[2:])

@@ -165,7 +165,7 @@ class Checkpoint:
         if missing:
             raise LoadError(
                 f"wrong task for the weights: {self.spec.source} lacks {len(missing)} of the weights that task = "
-                f"{self.spec.task!r} needs as {type(model).__name__} ({_first_few(missing)}); they would be random numbers",
+                f"{self.spec.task!r} needs as {type(model).__name__} ({_first_few(missing)}); they would be random",
                 permanent=True,
             )
         mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report["mismatched_keys"])

@@ -7,7 +7,7 @@ unknown names and fail late, or in a thread of their own, on bad values. Runs on
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from model_worker.runtimes import checks
@@ -17,8 +17,15 @@ TRUNCATION = "truncation"
 # What may reach a tokenizer through a pipeline that passes keywords on, by itself or in a dictionary of them.
 _TOKENIZER_PARAMETERS = frozenset({TRUNCATION, "max_length", "padding", "add_special_tokens"})
 _TOKENIZER_DICTIONARIES = ("tokenizer_kwargs", "tokenize_kwargs")
-# Known to a pipeline, but not for callers: the first is handed to the command line of another program.
-_WITHHELD = frozenset({"tesseract_config", "args_parser", "decoder_kwargs"})
+_GENERATION_DICTIONARY = "generate_kwargs"
+# Known to a pipeline, but not for callers: a part of another program's command line, waiting times for downloads that
+# do not happen, and dictionaries that reach functions with far more power than the task has.
+_WITHHELD = frozenset(
+    {"args_parser", "decoder_kwargs", "forward_params", "image_processor_kwargs", "parameters", "preprocess_params"}
+    | {"processor_kwargs", "tesseract_config", "timeout"}
+)
+# For models that know no limit of their own.
+_LENGTH_MAX = 32_768
 _FUNCTIONS = ("sigmoid", "softmax", "none")
 _AGGREGATIONS = ("none", "simple", "first", "average", "max")
 
@@ -37,7 +44,7 @@ class PipelineParameters:
             if pipeline.tokenizer is not None and TRUNCATION in _reaching_preprocess(pipeline):
                 accepted |= _TOKENIZER_PARAMETERS
             if getattr(pipeline, "_pipeline_calls_generate", False):
-                accepted |= _generation_parameters() | {"generate_kwargs"}
+                accepted |= _generation_parameters() | {_GENERATION_DICTIONARY}
         self._accepted = accepted - _WITHHELD
         self.known = self._accepted | ({TRUNCATION} if pipeline.tokenizer is not None else set())
         """Names a caller may use. `truncation` is there for every pipeline that has a tokenizer."""
@@ -57,7 +64,10 @@ class PipelineParameters:
         self._check_lengths(arguments)
         for name in _TOKENIZER_DICTIONARIES:
             if name in arguments:
-                self._check_dictionary(name, arguments[name])
+                self._check_dictionary(name, arguments[name], _TOKENIZER_PARAMETERS)
+        if _GENERATION_DICTIONARY in arguments:
+            # `generate` itself takes more, such as the name of a repository with code to run in its place.
+            self._check_dictionary(_GENERATION_DICTIONARY, arguments[_GENERATION_DICTIONARY], _generation_parameters())
         may_truncate = bool(arguments.get(TRUNCATION, False)) or any(
             bool(arguments.get(name, {}).get(TRUNCATION)) for name in _TOKENIZER_DICTIONARIES
         )
@@ -67,18 +77,20 @@ class PipelineParameters:
                 arguments["tokenizer_kwargs"] = {TRUNCATION: truncation, **arguments.get("tokenizer_kwargs", {})}
         return arguments, may_truncate
 
-    def _check_dictionary(self, name: str, value: object) -> None:
+    def _check_dictionary(self, name: str, value: object, known: Collection[str]) -> None:
         if not isinstance(value, dict):
-            raise InvalidInput(f"{name} must be an object of tokenizer parameters, got {checks.shown(value)}")
+            raise InvalidInput(f"{name} must be an object, got {checks.shown(value)}")
         for inner in value:
-            if inner not in _TOKENIZER_PARAMETERS:
-                raise InvalidInput(f"{name}: unknown {inner!r}; known: {', '.join(sorted(_TOKENIZER_PARAMETERS))}")
+            if inner not in known:
+                raise InvalidInput(f"{name}: unknown {inner!r}; known: {', '.join(sorted(known))}")
         self._check_lengths(value)
 
     def _check_lengths(self, arguments: dict[str, Any]) -> None:
-        if arguments.get("max_length") is not None:
-            # Padding to a length of the caller's choice allocates it, before anything else could refuse.
-            checks.whole_number("max_length", arguments["max_length"], at_least=1, at_most=self._limit_tokens or 2**20)
+        for name in ("max_length", "max_new_tokens"):
+            if arguments.get(name) is not None:
+                # Padding to a length of the caller's choice allocates it, and generating to one takes the time for it,
+                # before anything else could refuse.
+                checks.whole_number(name, arguments[name], at_least=1, at_most=self._limit_tokens or _LENGTH_MAX)
         if arguments.get("stride") is not None and self._limit_tokens is not None:
             # The tokenizer does not raise but panics where windows cannot move forward.
             room = self._limit_tokens - self._pipeline.tokenizer.num_special_tokens_to_add()

@@ -1,11 +1,10 @@
 """Every task of transformers' pipelines, run in three stages by the pipeline's own code.
 
 A pipeline object does everything in one call: check, tokenise, compute, decode. Here its `__call__` runs on the
-prepare thread with the computing taken out: `_Staging` takes the place of its inner loop, keeps the prepared model
-inputs, and returns a `_Hole` for each result, so that the pipeline itself decides the shape of the answer. The model
-inputs of many requests are then collated by the library's own rule and computed at once, cut apart again, and each
-request's holes are filled by the pipeline's `postprocess`. Answers are those of `pipeline(task)(inputs)`, computed
-alone.
+prepare thread with the computing taken out (`staging`): the model inputs are kept, and the answer has a hole for each
+result. The model inputs of many requests are then collated by the library's own rule and computed at once, cut apart
+again, and each request's holes are filled by the pipeline's `postprocess`. Answers are those of
+`pipeline(task)(inputs)`, computed alone.
 
 Refuses over-long text (the pipelines fail deep inside the model, or cut silently), unknown parameters (the pipelines
 swallow them), and URLs or file names as inputs (the pipelines would read them).
@@ -17,8 +16,8 @@ import copy
 import importlib
 import logging
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from transformers.pipelines.pt_utils import PipelineIterator
 from model_worker.runtimes import batching, checks, loading, media, padding, samples, tasks
 from model_worker.runtimes.base import Model
 from model_worker.runtimes.pipeline_parameters import PipelineParameters
+from model_worker.runtimes.staging import Part, Stager, filled
 from model_worker.specs import RuntimeSpec
 from shared.errors import InvalidInput, LoadError
 
@@ -53,78 +53,13 @@ _PROBE_TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 _PROBE_TOLERANCE_HALF = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class _Hole:
-    """Stands in an answer for the result of part number `part`."""
-
-    part: int
-
-
-@dataclass(slots=True)
-class _Part:
-    """One input of a request: what `preprocess` made of it, and the parameters for the other two stages."""
-
-    chunks: list[Any]
-    forward_parameters: dict[str, Any]
-    postprocess_parameters: dict[str, Any]
-    outputs: list[Any] = field(default_factory=list)
-
-
 @dataclass(slots=True)
 class _Item:
     answer: Any
-    parts: list[_Part]
+    parts: list[Part]
     cost: int
     group: Hashable
     has_parameters: bool
-
-
-class _Stager:
-    """A pipeline whose `__call__` prepares, and computes nothing. Prepare thread only."""
-
-    def __init__(self, pipeline: Any) -> None:
-        self.pipeline = copy.copy(pipeline)
-        self.pipeline.run_single = self._run_single
-        self.pipeline.get_iterator = self._get_iterator
-        if pipeline.tokenizer is not None:
-            self.pipeline.tokenizer = _uncut(pipeline.tokenizer)
-        self._parts: list[_Part] = []
-
-    def stage(self, inputs: Any, arguments: dict[str, Any], may_truncate: bool) -> tuple[Any, list[_Part]]:
-        """The answer with its holes, and the parts to fill them from; raises whatever the pipeline raises."""
-        self._parts = []
-        self.pipeline.call_count = 0  # transformers warns after ten calls, meaning calls that compute
-        if self.pipeline.tokenizer is not None:
-            self.pipeline.tokenizer.may_truncate = may_truncate
-        return self.pipeline(inputs, **arguments), self._parts
-
-    def _run_single(self, inputs: Any, preprocess: Any, forward: Any, postprocess: Any) -> _Hole:
-        prepared = self.pipeline.preprocess(inputs, **preprocess)
-        chunks = list(prepared) if isinstance(self.pipeline, ChunkPipeline) else [prepared]
-        self._parts.append(_Part(chunks, dict(forward), dict(postprocess)))
-        return _Hole(len(self._parts) - 1)
-
-    def _get_iterator(
-        self, inputs: Iterable[Any], num_workers: int, batch_size: int, preprocess: Any, forward: Any, postprocess: Any
-    ) -> Iterator[_Hole]:
-        return (self._run_single(value, preprocess, forward, postprocess) for value in inputs)
-
-
-def _uncut(tokenizer: Any) -> Any:
-    """A copy that cuts text to the model's own limit only while its `may_truncate` is set.
-
-    Several pipelines ask for that without being told to. Text that is too long then arrives whole, and is refused.
-    """
-
-    def call(self: Any, *args: Any, truncation: Any = None, max_length: int | None = None, **keywords: Any) -> Any:
-        if not self.may_truncate and max_length is None and not keywords.get("return_overflowing_tokens"):
-            truncation = False
-        return super(type(self), self).__call__(*args, truncation=truncation, max_length=max_length, **keywords)
-
-    copied = loading.copy_tokenizer(tokenizer)
-    # Calls are looked up in the class; its name tells error texts which tokenizer it is.
-    copied.__class__ = type(type(tokenizer).__name__, (type(tokenizer),), {"__call__": call, "may_truncate": False})
-    return copied
 
 
 class PipelineModel(Model):
@@ -136,7 +71,7 @@ class PipelineModel(Model):
         self._spec = spec
         self._task = tasks.canonical(spec.task)
         self._pipeline: Any = None  # the model's; main thread
-        self._stager: _Stager  # shares the model; prepare thread
+        self._stager: Stager  # shares the model; prepare thread
         self._finishing: Any = None  # shares the model; finish thread
         self._parameters: PipelineParameters
         self._limit_tokens: int | None = None
@@ -153,8 +88,10 @@ class PipelineModel(Model):
             if self._limit_tokens is not None:
                 # So that `truncation` and `stride` cut at what the model can take, whatever the tokenizer's file says.
                 tokenizer.model_max_length = self._limit_tokens
+        if not self._generates():
+            self._pipeline.model.config.use_cache = False  # keys and values for steps that never come
         self.max_batch_cost = padding.default_batch_cost(device)
-        self._stager = _Stager(self._pipeline)
+        self._stager = Stager(self._pipeline)
         self._finishing = copy.copy(self._pipeline)
         if tokenizer is not None:
             self._finishing.tokenizer = loading.copy_tokenizer(tokenizer)
@@ -218,7 +155,7 @@ class PipelineModel(Model):
                 raise
             # The inputs went through the model, so it is a parameter's value that cannot be used.
             raise InvalidInput(f"these parameters do not fit: {loading.one_line(error)}") from error
-        return media.to_plain(_filled(output.answer, results))
+        return media.to_plain(filled(output.answer, results))
 
     def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
         longest = padding.warm_up_tokens(self._torch_device, self._limit_tokens)
@@ -255,9 +192,11 @@ class PipelineModel(Model):
                 if (flag := getattr(pipeline_class, f"_load_{name}", False)) is not False
             }
             pipeline = pipeline_class(model=model, task=self._task, device=torch.device(device), **components)
-        if not getattr(pipeline, "_pipeline_calls_generate", False):
-            model.config.use_cache = False  # keys and values for steps that never come
         return pipeline
+
+    def _generates(self) -> bool:
+        # Some pipelines serve models that generate and models that answer in one step.
+        return getattr(self._pipeline, "_pipeline_calls_generate", False) and bool(self._pipeline.model.can_generate())
 
     def _check_options(self) -> None:
         try:
@@ -267,7 +206,7 @@ class PipelineModel(Model):
 
     def _prepare_batching(self) -> str:
         """Sets up collating; returns why it cannot be, or nothing."""
-        if getattr(self._pipeline, "_pipeline_calls_generate", False):
+        if self._generates():
             return "the pipeline generates"
         tokenizer = self._pipeline.tokenizer
         processor = self._pipeline.feature_extractor or self._pipeline.image_processor
@@ -305,7 +244,7 @@ class PipelineModel(Model):
 
     # --- prepare ---
 
-    def _check_lengths(self, parts: Sequence[_Part]) -> None:
+    def _check_lengths(self, parts: Sequence[Part]) -> None:
         tokens = 0
         for index, part in enumerate(parts):
             where = f"inputs[{index}]" if len(parts) > 1 else "inputs"
@@ -327,7 +266,7 @@ class PipelineModel(Model):
 
     # --- forward ---
 
-    def _batches(self, work: Sequence[tuple[_Part, Any]]) -> list[list[int]]:
+    def _batches(self, work: Sequence[tuple[Part, Any]]) -> list[list[int]]:
         if self._collate is None:
             return [[position] for position in range(len(work))]
         return batching.split(
@@ -353,7 +292,7 @@ class PipelineModel(Model):
 
     # --- finish ---
 
-    def _postprocess(self, part: _Part) -> Any:
+    def _postprocess(self, part: Part) -> Any:
         outputs: Any = part.outputs
         if isinstance(self._finishing, ChunkPipeline):
             for output in part.outputs:
@@ -446,16 +385,6 @@ def _unpadded(output: Any, chunk: Any, padded_length: int, side: str) -> Any:
         if per_token and (key in chunk or value.ndim == 3):
             output[key] = value[:, own]
     return output
-
-
-def _filled(answer: Any, results: Sequence[Any]) -> Any:
-    if isinstance(answer, _Hole):
-        return results[answer.part]
-    if isinstance(answer, (list, tuple)):
-        return [_filled(entry, results) for entry in answer]
-    if isinstance(answer, dict):
-        return {key: _filled(entry, results) for key, entry in answer.items()}
-    return answer
 
 
 def _close(one: Any, other: Any, tolerance: float) -> bool:

@@ -274,3 +274,16 @@ def test_front_stops_cleanly_after_its_open_requests(journal: Path) -> None:
         service.wait_ready()
         assert service.model_pids() == pids
         assert count(journal, "load_started") == 1
+
+
+@pytest.mark.parametrize("program", ["model_worker", "frontend"])
+def test_program_whose_parent_ended_before_it_could_look_does_not_start(journal: Path, program: str) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    orphan = subprocess.run(
+        [sys.executable, "-P", "-m", program, "--exit-with-parent", str(ended.pid)],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+    )
+    assert orphan.returncode == -signal.SIGTERM

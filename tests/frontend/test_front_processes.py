@@ -342,8 +342,9 @@ def test_workers_follow_a_killed_master_and_free_the_port(bare: bool) -> None:
 def test_front_stops_with_the_process_that_started_it() -> None:
     with unstarted() as front:
         starter = (
-            "import subprocess, sys, time\n"
-            "child = subprocess.Popen([sys.executable, '-P', '-m', 'frontend', '--exit-with-parent'])\n"
+            "import os, subprocess, sys, time\n"
+            "flags = ['--exit-with-parent', str(os.getpid())]\n"
+            "child = subprocess.Popen([sys.executable, '-P', '-m', 'frontend', *flags])\n"
             "print('front', child.pid, flush=True)\n"
             "time.sleep(600)\n"
         )

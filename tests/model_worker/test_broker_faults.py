@@ -398,8 +398,8 @@ def test_silence_of_an_idle_replica_is_not_endured_for_ever() -> None:
 
 
 def test_a_silent_replica_with_work_is_judged_by_its_progress_only() -> None:
-    limits = {"replica_silence_kill_s": 10.0, "front_silence_s": 1000.0}
-    history = History(broker_settings([model_settings(batch_timeout_s=100.0)], **limits))
+    model = model_settings(batch_timeout_s=100.0)
+    history = History(broker_settings([model], replica_silence_kill_s=10.0, front_silence_s=1000.0))
     history.ready()
     history.arrive(1, timeout_s=600)
     assert history.wait(90, pulses=False) == []
@@ -434,6 +434,14 @@ def test_a_loop_that_was_late_blames_nobody() -> None:
     assert FRONT in history.broker.fronts
     assert history.wait(59.9) == []
     assert [type(effect) for effect in history.wait(0.1)] == [KillReplica, SendReply]
+
+
+def test_a_loop_that_was_late_ends_no_load() -> None:
+    history = History(broker_settings([model_settings(load_timeout_s=100.0)]))
+    history.wait(90)
+    history.now_s += 60.0
+    assert history.ready() == []
+    assert history.broker.model_states()[0].state == "ready"
 
 
 # --- deadlines -------------------------------------------------------------------------------------------------------

@@ -350,7 +350,9 @@ def test_speech_is_recognised_from_samples_and_chunks(directories: dict[str, Pat
     model = loaded("automatic-speech-recognition", directory)
     pipeline = library_pipeline("automatic-speech-recognition", directory)
     noise = np.random.default_rng(0).normal(size=1200).astype(np.float32)
-    recordings = [noise, noise[:500], noise[200:1000]]
+    # Two of one length share a batch; the others would hear the padding.
+    recordings = [noise, noise[:500], noise[200:1000], noise[400:1200]]
+    assert model.describe()["batching"] == "on"
     for parameters in ({}, {"chunk_length_s": 1.0, "stride_length_s": 0.2}, {"return_timestamps": "char"}):
         requests = [({"raw": noise.tolist(), "sampling_rate": 400}, parameters) for noise in recordings]
         got = answer(model, *requests)
@@ -374,6 +376,23 @@ def test_files_and_addresses_are_never_read_for_a_caller(
     model = loaded("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
     with pytest.raises(InvalidInput, match=message):
         model.prepare(inputs, {})
+
+
+def test_a_pipeline_that_generates_is_bounded_and_runs_no_code_of_the_callers(directories: dict[str, Path]) -> None:
+    from model_worker.runtimes.pipeline_parameters import PipelineParameters
+
+    pipeline = library_pipeline("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
+    assert pipeline._pipeline_calls_generate
+    parameters = PipelineParameters(pipeline, None)
+    arguments, _ = parameters.check({"max_new_tokens": 5, "generate_kwargs": {"num_beams": 2}})
+    assert arguments == {"max_new_tokens": 5, "generate_kwargs": {"num_beams": 2}}
+    with pytest.raises(InvalidInput, match="max_new_tokens must be at most 32768"):
+        parameters.check({"generate_kwargs": {"max_new_tokens": 10**9}})
+    for name in ("custom_generate", "assistant_model"):
+        with pytest.raises(InvalidInput, match=f"unknown parameter '{name}'"):
+            parameters.check({name: "org/code"})
+        with pytest.raises(InvalidInput, match=f"generate_kwargs: unknown '{name}'"):
+            parameters.check({"generate_kwargs": {name: "org/code"}})
 
 
 def test_a_task_that_transformers_lacks_is_named(directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

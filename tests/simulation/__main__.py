@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from tests.simulation.world import World
 
 
-def main() -> int:
+def main(command_line: Sequence[str] | None = None) -> int:
     """0 if every world kept its promises, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, required=True, help="the (first) world")
     parser.add_argument("--count", type=int, default=1, help="how many worlds, seed by seed (default: 1)")
     parser.add_argument("--trace", action="store_true", help="print every fact, and every order that it led to")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(command_line)
     failures = turns = 0
     for seed in range(arguments.seed, arguments.seed + arguments.count):
         world = World(seed, print if arguments.trace else None)

@@ -253,6 +253,11 @@ class Checker:
             raise Violation(f"{loads} loads at once, {self.settings.parallel_loads} are allowed")
 
     def saw_kill(self, kill: KillReplica) -> None:
+        if isinstance(self.cause, ReplicaExited) and (self.cause.slot, self.cause.incarnation) == (
+            kill.slot,
+            kill.incarnation,
+        ):
+            return  # its time was up in the very turn in which it was gone
         self._place(kill.slot, kill.incarnation, "was killed").doomed = True
 
     def saw_stop(self, slot: SlotName, incarnation: int) -> None:
@@ -293,7 +298,7 @@ class Checker:
         silence_s = self.settings.replica_silence_kill_s
         if place.ready and not place.batches and now_s > since_s + silence_s + LATE_KILL_S:
             raise Violation(f"{slot} is silent for {now_s - since_s:.3f} s")
-        if not place.ready and now_s > max(self.listening_since_s, place.born_s + model.load_timeout_s) + LATE_KILL_S:
+        if not place.ready and now_s > max(self.listening_since_s, place.born_s) + model.load_timeout_s + LATE_KILL_S:
             raise Violation(f"{slot} loads for {now_s - place.born_s:.3f} s")
 
     def judge_end(self, payloads: int, kills: dict[RequestId, int]) -> None:

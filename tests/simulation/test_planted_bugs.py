@@ -12,7 +12,7 @@ import pytest
 
 from model_worker.broker.backlog import Backlog
 from model_worker.broker.dispatch import Dispatcher
-from model_worker.broker.effects import ReleasePayload, SendReply
+from model_worker.broker.effects import KillReplica, ReleasePayload, SendReply
 from model_worker.broker.ledger import Ledger
 from model_worker.broker.machine import Broker
 from model_worker.broker.records import Credit, Replica, ReplicaState, Request
@@ -183,16 +183,14 @@ def never_notices_hangs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SlotKeeper, "is_hung", lambda self, replica, now_s: False)
 
 
-def kills_what_is_killed(patch: pytest.MonkeyPatch) -> None:
-    exited = SlotKeeper.exited
+def kills_the_wrong_incarnation(patch: pytest.MonkeyPatch) -> None:
+    kill = SlotKeeper.kill
 
-    def late(self: SlotKeeper, slot: Any, exit_code: int, now_s: float) -> None:
-        replica = slot.replica
-        exited(self, slot, exit_code, now_s)
-        replica.state = ReplicaState.READY
-        self.kill(replica, "silent", "again")
+    def astray(self: SlotKeeper, replica: Replica, cause: Any, reason: str, *, dump_stacks: bool = False) -> None:
+        kill(self, replica, cause, reason, dump_stacks=dump_stacks)
+        self._effects[-1] = KillReplica(replica.slot, replica.incarnation + 1, reason, dump_stacks)
 
-    patch.setattr(SlotKeeper, "exited", late)
+    patch.setattr(SlotKeeper, "kill", astray)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +216,7 @@ def kills_what_is_killed(patch: pytest.MonkeyPatch) -> None:
         (loads_too_many_at_once, "loads at once"),
         (forgets_that_a_slot_is_taken, "filled while it was taken"),
         (never_notices_hangs, "hangs for"),
-        (kills_what_is_killed, "does not hold the slot"),
+        (kills_the_wrong_incarnation, "does not hold the slot"),
     ],
 )
 def test_a_planted_bug_is_caught(plant: Plant, promise: str, monkeypatch: pytest.MonkeyPatch) -> None:

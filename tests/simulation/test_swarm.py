@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation.__main__ import main
 from tests.simulation.world import World
 
 SEEDS_PER_TEST = 20
@@ -29,6 +30,13 @@ def test_a_world_is_the_same_when_it_is_run_again() -> None:
         World(3, trace.append).run()
     assert len(traces[0]) > 100
     assert traces[0] == traces[1]
+
+
+def test_a_world_can_be_replayed_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3", "--trace"]) == 0
+    printed = capsys.readouterr().out
+    assert "SpawnReplica(slot=" in printed
+    assert printed.endswith("0 broken\n")
 
 
 def test_the_worlds_know_the_troubles_they_are_about() -> None:
