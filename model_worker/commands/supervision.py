@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import xmlrpc.client
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,13 +51,16 @@ class Program:
 
 
 def configuration_file() -> Path:
-    """The shipped `supervisord.conf`: beside `headwaiter.py` in a checkout, in the package `shared` when installed.
+    """The shipped `supervisord.conf`: beside `headwaiter.py` in a checkout, among the environment's data when installed.
 
     Raises:
         ConfigurationError: it is in neither place.
     """
     root = Path(__file__).resolve().parents[2]
-    places = (root / "supervisord.conf", root / "shared" / "supervisord.conf")
+    places = (
+        root / "supervisord.conf",
+        Path(sysconfig.get_path("data")) / "share" / "headwaiter" / "supervisord.conf",
+    )
     for place in places:
         if place.is_file():
             return place

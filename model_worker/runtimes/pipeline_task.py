@@ -191,8 +191,7 @@ class PipelineModel(Model):
                 for name, auto_class in _COMPONENTS.items()
                 if (flag := getattr(pipeline_class, f"_load_{name}", False)) is not False
             }
-            pipeline = pipeline_class(model=model, task=self._task, device=torch.device(device), **components)
-        return pipeline
+            return pipeline_class(model=model, task=self._task, device=torch.device(device), **components)
 
     def _generates(self) -> bool:
         # Some pipelines serve models that generate and models that answer in one step.
