@@ -163,22 +163,34 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
 
 
 def _run_workers(settings: uvicorn.Config, listener: socket.socket) -> int:
+    import logging
+
     from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
+    from shared.logs import log_event
+
+    logger = logging.getLogger("frontend")
+
     class Master(Multiprocess):
-        """uvicorn's own, which notices at once when a worker dies during a health check."""
+        """uvicorn's own, which notices at once when a worker dies during a health check, and says so."""
 
         def keep_subprocess_alive(self) -> None:
             for process in self.processes:
                 # The worker's end of the pipe. As long as this process has it open too, the death of the worker does
                 # not end the wait for its answer, and signals wait as well. Closing it twice does nothing.
                 process.child_conn.close()
+            before = list(self.processes)
             super().keep_subprocess_alive()
+            for old, new in zip(before, self.processes, strict=True):
+                if old is not new:
+                    fields = {"pid": old.pid, "exit_code": old.exitcode, "replaced_by": new.pid}
+                    log_event(logger, "warning", "front_worker_died", **fields)
 
     # Also for one worker: without a master nothing would replace it, and HUP would end it.
     master = Master(settings, sockets=[listener])
     master.run()
+    log_event(logger, "info", "front_stopped", pid=os.getpid())
     failed = any(process.exitcode == STARTUP_FAILURE for process in master.processes)
     return ExitCode.WORKERS_FAILED if failed else ExitCode.OK
 

@@ -53,6 +53,11 @@ class Progress:
     def begin_step(self) -> None:
         self.running_since_s = time.monotonic()
 
+    def end_part(self) -> None:
+        """A long forward goes on, and shows it."""
+        self.running_since_s = time.monotonic()
+        self.step_count += 1
+
     def end_step(self) -> None:
         self.running_since_s = None
         self.step_count += 1

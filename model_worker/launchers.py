@@ -15,6 +15,7 @@ import multiprocessing.connection
 import multiprocessing.resource_tracker
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -78,8 +79,7 @@ class SpawnLauncher:
 
     def start(self, spec: ReplicaSpec) -> SpawnedChild:
         assert threading.current_thread() is threading.main_thread(), "children die with the thread that starts them"
-        # Otherwise the first start brings it up, with that replica's mark, and the end of that replica ends it.
-        multiprocessing.resource_tracker.ensure_running()
+        _start_resource_tracker()
         mark = guardians.mark(self._epoch, spec.slot, spec.incarnation)
         process = self._context.Process(target=self._target, args=(spec,), name=spec.slot, daemon=False)
         with _environment({**spec.environment, REPLICA_VARIABLE: mark}), _sigint_blocked():
@@ -201,6 +201,21 @@ def _catches(pid: int, number: signal.Signals) -> bool:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _start_resource_tracker() -> None:
+    """Brings up `multiprocessing`'s tracker of semaphores and shared memory, if it is not running yet.
+
+    Not left to the first start of a replica, whose mark it would carry and with whose end it would be ended. It cleans
+    up what a model process leaves when it is killed or leaves at once; that is its purpose here, and no news, so it
+    is started with its warning about that off.
+    """
+    quiet = "ignore:resource_tracker:UserWarning"
+    sys.warnoptions.append(quiet)
+    try:
+        multiprocessing.resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(quiet)
 
 
 @contextlib.contextmanager

@@ -134,6 +134,9 @@ class BrokerLink:
             reason=reason,
         )
         if threading.current_thread() is not self._thread:
+            if code not in (ReplicaExit.STOPPED, ReplicaExit.LOAD_FAILED):
+                # Ahead of the last results: with their credit alone, the broker would send work to a dying process.
+                self.state(State(self._spec.slot, self._spec.incarnation, Phase.FAILED, detail=reason))
             self._is_closing = True
             self.flush()
             self._thread.join(FLUSH_S)

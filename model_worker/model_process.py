@@ -66,6 +66,7 @@ def _live(spec: ReplicaSpec, link: BrokerLink, progress: Progress) -> None:
         link.state(report(Phase.FAILED, detail=cause, permanent=permanent))
         link.leave(ReplicaExit.LOAD_FAILED, cause)
     progress.sample_memory()
+    model.report_step = progress.end_part
     stages = Stages(model, limits, link, progress, link.leave)
     link.serve(stages)
     link.state(ready)

@@ -123,9 +123,8 @@ class ModelServer:
             self._replace_guardian()
         while self._signals:
             self._handle_signal(self._signals.pop(0), now_s)
-        wake_at_s = self._broker.wake_at_s
-        if wake_at_s is not None and wake_at_s <= now_s:
-            self._tell(happened.TimePassed(), now_s)
+        # Also gives replicas what arrived in this turn, all of it together.
+        self._orders.carry_out(self._broker.handle(happened.TimePassed(), now_s), now_s)
         for front in self._outbox.flush():
             self._front_left(FrontId(front), now_s)
         self._pulse(now_s)
@@ -137,7 +136,8 @@ class ModelServer:
         return max(0, int((wake_at_s - time.monotonic()) * 1000) + 1)
 
     def _tell(self, event: happened.Event, now_s: float) -> None:
-        self._orders.carry_out(self._broker.handle(event, now_s), now_s)
+        """Gives the core one event of this turn; the turn ends with `TimePassed`."""
+        self._orders.carry_out(self._broker.handle(event, now_s, more_follow=True), now_s)
 
     def _watch(self, file_descriptor: int) -> None:
         self._poller.register(file_descriptor, zmq.POLLIN)
@@ -262,7 +262,7 @@ class ModelServer:
             log_event(logger, "warning", "drain_cut_short", signal=name)
             self._orders.stop = do.StopServer(128 + number, f"{name} while draining")
             return
-        log_event(logger, "info", "drain_started", signal=name, grace_s=self._grace_s)
+        log_event(logger, "info", "signal_received", signal=name)
         self._tell(happened.DrainRequested(self._grace_s), now_s)
 
     def _replace_guardian(self) -> None:

@@ -50,7 +50,7 @@ class HttpConfig(_Section):
     grace_s: float = Field(30.0, ge=0, le=600)
     """How long a stopping front worker lets its open requests finish, in seconds."""
     reload: bool = False
-    """Restart the front workers when the source of `frontend/` or `shared/` changes, for development. Models stay loaded."""
+    """Restart the front workers when the source of `frontend/` or `shared/` changes, for development. Models stay."""
 
 
 class ServerConfig(_Section):
@@ -104,7 +104,7 @@ class ModelConfig(_Section):
     max_batch_size: int = Field(32, ge=1)
     """Most requests in one batch."""
     max_batch_cost: int = Field(0, ge=0)
-    """Most padded units (tokens, for text) in one batch: longest item times number of items. 0: the runtime's choice."""
+    """Most padded units (tokens, for text) in one batch: longest item times number of items. 0: the runtime's."""
     max_wait_ms: float = Field(0.0, ge=0)
     """How long an idle replica waits for more requests before it starts a batch that is not full."""
     queue_size_max: int = Field(1024, ge=1)

@@ -63,8 +63,8 @@ def configure(level: Level, format: Format, *, program: str) -> None:
 def log_config(level: Level, format: Format, *, program: str) -> dict[str, Any]:
     """The same as a `logging.config` dictionary: plain data, to be passed to uvicorn as its `log_config`.
 
-    uvicorn's own loggers keep no handlers of their own and write through the root. Its access log needs
-    `access_log=False` to be off.
+    uvicorn's own loggers keep no handlers of their own and write through the root; what it tells of each worker's
+    start and stop is left to level `debug`. Its access log needs `access_log=False` to be off.
     """
     formatter: dict[str, Any] = {"program": program}
     if format == "json":
@@ -73,13 +73,14 @@ def log_config(level: Level, format: Format, *, program: str) -> dict[str, Any]:
         formatter["()"] = "shared.logs.ConsoleFormatter"
         formatter["colour"] = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     through_root = {"level": "NOTSET", "handlers": [], "propagate": True}
+    quiet = through_root | {"level": "WARNING" if level == "info" else "NOTSET"}
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": formatter},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}},
         "root": {"level": level.upper(), "handlers": ["stderr"]},
-        "loggers": {"uvicorn": through_root, "uvicorn.error": through_root, "uvicorn.access": through_root},
+        "loggers": {"uvicorn": through_root, "uvicorn.error": quiet, "uvicorn.access": through_root},
     }
 
 

@@ -69,14 +69,14 @@ def model_settings(
 def broker_settings(
     models: Iterable[ModelSettings] = (model_settings(),), slots: int = 1, **limits: float
 ) -> BrokerSettings:
-    """`slots` per model, named `<model>/<number>`."""
+    """`slots` per model, named `<model>/<number>`. Hangs are noticed on the second, unless `limits` say otherwise."""
     models = tuple(models)
     planned = tuple(
         SlotSettings(SlotName(f"{model.name}/{number}"), model.name, "cpu")
         for model in models
         for number in range(slots)
     )
-    return BrokerSettings(models, planned, **limits)  # type: ignore[arg-type]
+    return BrokerSettings(models, planned, **{"pulse_tolerance_s": 0.0, **limits})  # type: ignore[arg-type]
 
 
 def request_id(number: int) -> RequestId:

@@ -86,6 +86,15 @@ def fail(item: dict[str, Any]) -> None:
     raise ValueError(item.get("text", "told to fail"))
 
 
+def use_semaphore(item: dict[str, Any]) -> str:
+    """What tqdm and many others do; nobody cleans it up when the process leaves at once."""
+    KEPT.append(multiprocessing.get_context("spawn").Lock())
+    return str(KEPT[-1])
+
+
+KEPT: list[Any] = []
+
+
 DEEDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "echo": lambda item: item.get("value"),
     "sleep": lambda item: time.sleep(item["seconds"]),
@@ -99,6 +108,7 @@ DEEDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "report": report,
     "pool": use_pool,
     "helpers": start_helpers,
+    "semaphore": use_semaphore,
     "nan": lambda item: {"score": float("nan"), "scores": [float("inf"), 1.0]},
     "object": lambda item: {"fine": 1, "items": [{"thing": object()}]},
 }
@@ -131,12 +141,20 @@ class Obedient(Model):
         self.note("load_ended")
 
     def prepare(self, inputs: Any, parameters: dict[str, Any]) -> Any:
-        if not isinstance(inputs, dict) or inputs.get("do") not in DEEDS:
+        if not isinstance(inputs, dict) or inputs.get("do") not in {"steps", *DEEDS}:
             raise InvalidInput(f"inputs.do must be one of {', '.join(DEEDS)}")
         if parameters:
             raise InvalidInput(f"unknown parameter {next(iter(parameters))!r}: this model takes none")
         self.note("prepared", inputs.get("label", ""))
         return inputs
+
+    def take_steps(self, item: dict[str, Any]) -> int:
+        """One long forward that shows how it goes on."""
+        count = int(item["count"])
+        for _ in range(count):
+            time.sleep(item["seconds"])
+            self.report_step()
+        return count
 
     def forward(self, items: Sequence[Any]) -> Sequence[Any]:
         assert self.entered.acquire(blocking=False), "forward was entered twice at once"
@@ -144,7 +162,7 @@ class Obedient(Model):
             outputs = []
             for item in items:
                 self.note("forwarded", item.get("label", ""))
-                outputs.append(DEEDS[item["do"]](item))
+                outputs.append(self.take_steps(item) if item["do"] == "steps" else DEEDS[item["do"]](item))
             return outputs
         finally:
             self.entered.release()

@@ -218,7 +218,7 @@ class Broker:
         front = self._hear_front(event.front, now_s)
         if event.id in self.ledger.requests:
             # Answering would give the first one two answers.
-            self._log("warning", "request_duplicated", {"id": event.id.hex(), "model": event.model})
+            self._log("debug", "request_duplicated", {"id": event.id.hex(), "model": event.model})
             return
         urgency_s = now_s + event.priority * self.settings.ageing_s_per_priority
         refusal = refuse_at_door(self.models, event, urgency_s, now_s, draining=self.draining)
@@ -247,8 +247,8 @@ class Broker:
             message = f"model {model.name!r} did not become ready {waited}: {views.model_state(model).reason}"
             self.ledger.answer(request, Code.MODEL_LOADING, message, LOADING_RETRY_AFTER_S)
         else:
-            where = "it was running" if request.state is RequestState.RUNNING else "it waited in the queue"
-            message = f"not done {waited}, the time it was given: {where} of model {model.name!r}"
+            was = "was running" if request.state is RequestState.RUNNING else "was still queued"
+            message = f"not done {waited}, the time it was given: the request {was} at model {model.name!r}"
             self.ledger.answer(request, Code.DEADLINE_EXCEEDED, message)
         self._stir(request.model)
 

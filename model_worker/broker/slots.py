@@ -161,7 +161,7 @@ class SlotKeeper:
         replica.memory_bytes = event.memory_bytes
         if event.progress_count != replica.progress_count:
             replica.progress_count = event.progress_count
-            replica.progressed_s = now_s
+            replica.progressed_s = max(replica.progressed_s, now_s - event.running_s)
 
     def succeeded(self, replica: Replica) -> None:
         """An item ended well: what happened before is forgiven."""
@@ -172,12 +172,15 @@ class SlotKeeper:
 
     def is_hung(self, replica: Replica, now_s: float) -> bool:
         """Whether its work has stood still for too long."""
-        timeout_s = self._model_settings(replica).batch_timeout_s
         return (
             replica.state is ReplicaState.READY
             and replica.running is not None
-            and now_s >= replica.progressed_s + timeout_s
+            and now_s >= self._hung_at_s(replica)
         )
+
+    def _hung_at_s(self, replica: Replica) -> float:
+        timeout_s = self._model_settings(replica).batch_timeout_s
+        return replica.progressed_s + timeout_s + self._settings.pulse_tolerance_s
 
     def check(self, replica: Replica, now_s: float) -> None:
         """Acts on every limit of time that has passed, except the one of `is_hung`."""
@@ -215,7 +218,7 @@ class SlotKeeper:
         if not replica.silent:
             limits_s.append(replica.heard_s + settings.replica_silence_s)
         if replica.running is not None:
-            limits_s.append(replica.progressed_s + self._model_settings(replica).batch_timeout_s)
+            limits_s.append(self._hung_at_s(replica))
         else:
             limits_s.append(replica.heard_s + settings.replica_silence_kill_s)
         return min(limits_s)

@@ -51,7 +51,7 @@ class Program:
 
 
 def configuration_file() -> Path:
-    """The shipped `supervisord.conf`: beside `headwaiter.py` in a checkout, among the environment's data when installed.
+    """The shipped `supervisord.conf`: beside `headwaiter.py` in a checkout, else among the environment's data.
 
     Raises:
         ConfigurationError: it is in neither place.

@@ -15,6 +15,10 @@ def _ignore_progress(fraction: float, text: str) -> None:
     """Stands in until the model process sets its own."""
 
 
+def _ignore_step() -> None:
+    """Stands in until the model process sets its own."""
+
+
 class Model:
     """One loaded model. Only `load` and `forward` have to be written.
 
@@ -34,6 +38,10 @@ class Model:
 
     report_progress: Callable[[float, str], None] = staticmethod(_ignore_progress)
     """Call it in `load` with a fraction from 0.0 to 1.0 (-1.0: unknown) and a few words, for `headwaiter status`."""
+
+    report_step: Callable[[], None] = staticmethod(_ignore_step)
+    """Call it in a long `forward` after each part, such as a decode step: the process counts as hung, and is replaced,
+    when `batch_timeout_s` pass without a report or an end."""
 
     def load(self, device: str) -> None:
         """Loads the weights onto `device` (`cpu`, `cuda:0`, `mps`). Called once, before anything else.

@@ -162,7 +162,7 @@ def test_pool_inside_forward_reloads_nothing_and_stops_nobody(journal: Path, met
         assert service.model_pids()["m/0"] == pid
         assert service.front_workers() == workers
         assert count(journal, "load_started") == 1
-        assert "Shutting down" not in service.log("front.log")
+        assert "front_stopped" not in service.log("front.log")
 
 
 def test_load_that_holds_the_gil_is_left_alone(journal: Path) -> None:
@@ -233,3 +233,11 @@ def test_values_that_json_does_not_know(journal: Path) -> None:
         refused = service.ask("m", {"do": "object"})
         assert refused.status_code == 500
         assert "items[0].thing" in refused.json()["error"]
+
+
+def test_long_forward_that_reports_its_steps_is_no_hang(journal: Path) -> None:
+    with Service([obedient(journal, batch_timeout_s=1)]) as service:
+        pid = service.wait_ready().model_pids()["m/0"]
+        answer = service.ask("m", {"do": "steps", "seconds": 0.5, "count": 6})
+        assert answer.status_code == 200
+        assert service.model_pids()["m/0"] == pid

@@ -105,10 +105,11 @@ def test_sigterm_finishes_what_was_admitted_and_refuses_the_rest(journal: Path) 
     with Service([obedient(journal, max_batch_size=1)]) as service:
         service.wait_ready()
         assert service.server
+        service.ask("m", {"do": "semaphore"})
         admitted = [
             service.ask_later("m", {"do": "sleep", "seconds": 0.5, "label": f"n{number}"}) for number in range(5)
         ]
-        wait_for(lambda: count(journal, "forwarded") and _waiting(service) >= 3, "one runs, the others wait")
+        wait_for(lambda: count(journal, "forwarded", "n0") and _waiting(service) >= 3, "one runs, the others wait")
         service.server.send_signal(signal.SIGTERM)
         wait_for(lambda: service.probe("/readyz") == 503, "/readyz says 503")
         refused = service.ask("m", {"do": "echo"})

@@ -354,7 +354,7 @@ def test_front_stops_with_the_process_that_started_it() -> None:
         process.kill()
         process.wait()
         wait_for(lambda: not alive(pid), "it is gone")
-        assert "Received SIGTERM" in front.log()
+        assert "front_stopped" in front.log()
 
 
 def test_worker_that_cannot_start_ends_the_front_with_a_code() -> None:

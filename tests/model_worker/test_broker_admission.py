@@ -172,7 +172,7 @@ def test_a_duplicate_is_neither_answered_nor_admitted() -> None:
     history = ready()
     history.arrive(1)
     assert history.arrive(1) == []
-    assert history.last_log("request_duplicated").level == "warning"
+    assert history.last_log("request_duplicated").level == "debug"
     assert [type(effect) for effect in history.finish(1)] == [SendReply]
 
 

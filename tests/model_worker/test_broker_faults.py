@@ -416,7 +416,7 @@ def test_a_request_held_by_a_silent_replica_meets_its_deadline() -> None:
             FRONT,
             request_id(1),
             Code.DEADLINE_EXCEEDED,
-            message="not done within 10 s, the time it was given: it was running of model 'qa'",
+            message="not done within 10 s, the time it was given: the request was running at model 'qa'",
             attempt=1,
             slot="qa/0",
             incarnation=1,
@@ -494,3 +494,14 @@ def test_cancels_of_one_turn_are_one_message_per_replica() -> None:
     effects = history.wait(1.0)
     assert effects[-1] == SendCancel(QA0, 1, (request_id(1), request_id(2), request_id(3)))
     assert len(effects) == 4
+
+
+def test_a_pulse_is_given_time_to_tell_of_progress() -> None:
+    """A step that ends just after a pulse is heard of a second later: that alone is no hang."""
+    history = serving(pulse_tolerance_s=1.25)
+    history.arrive(1, timeout_s=600)
+    history.wait(60)
+    assert history.wait(1) == []
+    history.pulse(progress_count=1)
+    assert history.wait(60) == []
+    assert KillReplica(QA0, 1, "hung: no progress for 60 s", dump_stacks=True) in history.wait(1.25)

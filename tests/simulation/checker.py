@@ -294,7 +294,8 @@ class Checker:
         """Whether a process that loads, hangs or is silent is still endured too long."""
         model = self.models[slot]
         since_s = max(self.listening_since_s, place.progressed_s)
-        if place.batches and now_s > since_s + model.batch_timeout_s + LATE_KILL_S:
+        hang_s = model.batch_timeout_s + self.settings.pulse_tolerance_s
+        if place.batches and now_s > since_s + hang_s + LATE_KILL_S:
             raise Violation(f"{slot} hangs for {now_s - since_s:.3f} s")
         since_s = max(self.listening_since_s, place.heard_s)
         silence_s = self.settings.replica_silence_kill_s

@@ -1,0 +1,49 @@
+"""The documents say what is true: their links lead somewhere, their examples run, their tests exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.topology import ROOT, Service
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "shared" / "PROTOCOL.md", *(ROOT / "docs").glob("*.md")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files_that_exist(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_each_promise_names_tests_that_exist() -> None:
+    promised = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "architecture.md").read_text()))
+    assert promised
+    existing = {
+        node.name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    assert promised <= existing, f"docs/architecture.md names {sorted(promised - existing)}"
+
+
+def test_the_example_model_answers_as_the_document_says() -> None:
+    document = (ROOT / "docs" / "custom-models.md").read_text()
+    match = re.search(r"curl \S+/models/sentiment -d '(.+)'\n(.+)\n", document)
+    assert match
+    model = {
+        "name": "sentiment",
+        "model": "examples.sentiment:Sentiment",
+        "device": "cpu",
+        "options": {"words": "good great splendid"},
+    }
+    with Service([model]) as service:
+        service.wait_ready()
+        answer = service.http.post("/models/sentiment", content=match.group(1))
+        assert answer.status_code == 200
+        assert answer.text == match.group(2)
