@@ -1,7 +1,7 @@
 """A model of your own: how good a sentence sounds, by the words in it.
 
-    headwaiter serve --config examples/sentiment.toml
-    curl localhost:8080/models/sentiment -d '{"inputs": "A great day"}'
+headwaiter serve --config examples/sentiment.toml
+curl localhost:8080/models/sentiment -d '{"inputs": "A great day"}'
 """
 
 from __future__ import annotations

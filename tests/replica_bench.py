@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import select
 import tempfile
 import time
@@ -80,7 +81,7 @@ class Replica:
             max_batch_size=max_batch_size,
             max_batch_cost=max_batch_cost,
         )
-        self.child: Child = SpawnLauncher(run, "test-epoch").start(self.spec)
+        self.child: Child = SpawnLauncher(run, f"bench-{os.getpid()}").start(self.spec)
 
     def close(self) -> None:
         self.child.reap()

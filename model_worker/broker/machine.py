@@ -430,7 +430,7 @@ class Broker:
     def _stir(self, model: str) -> None:
         self._stirred[model] = self.models[model]
 
-    def _log(self, level: Literal["info", "warning", "error"], event: str, fields: dict[str, object]) -> None:
+    def _log(self, level: Literal["debug", "info", "warning", "error"], event: str, fields: dict[str, object]) -> None:
         self._effects.append(Log(level, event, fields))
 
     def _take_effects(self) -> list[Effect]:

@@ -172,11 +172,7 @@ class SlotKeeper:
 
     def is_hung(self, replica: Replica, now_s: float) -> bool:
         """Whether its work has stood still for too long."""
-        return (
-            replica.state is ReplicaState.READY
-            and replica.running is not None
-            and now_s >= self._hung_at_s(replica)
-        )
+        return replica.state is ReplicaState.READY and replica.running is not None and now_s >= self._hung_at_s(replica)
 
     def _hung_at_s(self, replica: Replica) -> float:
         timeout_s = self._model_settings(replica).batch_timeout_s
@@ -325,7 +321,9 @@ class SlotKeeper:
     def _model_settings(self, replica: Replica) -> ModelSettings:
         return self._models[replica.model].settings
 
-    def _log(self, level: Literal["info", "warning", "error"], event: str, replica: Replica, **fields: object) -> None:
+    def _log(
+        self, level: Literal["debug", "info", "warning", "error"], event: str, replica: Replica, **fields: object
+    ) -> None:
         self._effects.append(Log(level, event, {"slot": replica.slot, "incarnation": replica.incarnation, **fields}))
 
 

@@ -148,7 +148,7 @@ def test_model_that_brings_torch_gets_its_threads_its_memory_errors_and_its_tens
 
 def test_error_outside_any_item_ends_the_process_and_not_just_its_thread(capfd: pytest.CaptureFixture[str]) -> None:
     with replica("Echo") as bench:
-        lost = SpawnLauncher(run, "test-epoch").start(replace(bench.spec, endpoint="tcp://127.0.0.1:1"))
+        lost = SpawnLauncher(run, f"bench-{os.getpid()}").start(replace(bench.spec, endpoint="tcp://127.0.0.1:1"))
         assert select.select([lost.pidfd], [], [], WITHIN_S)[0]
         assert lost.exit_code() == ReplicaExit.INTERNAL_ERROR
         lost.reap()
