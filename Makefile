@@ -7,7 +7,8 @@
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 PORT ?= 8080
-PYTEST_FLAGS ?=
+# Most tests wait for processes and sockets, so a few run beside each other even on two cores.
+PYTEST_FLAGS ?= -n 3
 
 VENV := .venv
 BIN := $(VENV)/bin

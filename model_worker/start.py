@@ -13,8 +13,8 @@ from pathlib import Path
 
 from model_worker.guardian import Guardian
 from model_worker.launchers import SpawnLauncher
-from model_worker.model_process import run as run_model_process
 from model_worker.preflight import preflight
+from model_worker.replica.process import run as run_model_process
 from model_worker.server import ModelServer, fresh_epoch
 from shared import logs
 from shared.config import Config

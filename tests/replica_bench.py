@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import zmq
 
 from model_worker.launchers import Child, SpawnLauncher
-from model_worker.model_process import run
+from model_worker.replica.process import run
 from model_worker.specs import ReplicaSpec, RuntimeSpec
 from shared import values
 from shared.messages import (

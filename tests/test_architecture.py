@@ -31,8 +31,8 @@ BANS = [
     ("model_worker.server", ["torch", "transformers", "asyncio", "model_worker.runtimes"]),
     ("model_worker.preflight", ["torch", "transformers"]),
     ("model_worker.start", ["torch", "transformers"]),
-    ("model_worker.stages", ["zmq", "model_worker.broker"]),
-    ("model_worker.model_process", ["model_worker.broker"]),
+    ("model_worker.replica.stages", ["zmq", "model_worker.broker"]),
+    ("model_worker.replica", ["model_worker.broker", "model_worker.server", "torch", "transformers"]),
     ("model_worker.runtimes.base", ["torch", "zmq"]),
     ("model_worker.runtimes.batching", ["torch", "zmq"]),
     ("model_worker.runtimes.sources", ["torch", "transformers"]),
@@ -41,7 +41,7 @@ BANS = [
         ["zmq", "time", "os", "asyncio", "threading", "logging", "random", "torch", "model_worker.runtimes"],
     ),
 ]
-# Imports that are written inside a function and so happen in one process only: the model process.
+# Imports that happen in one kind of process only: the model process.
 LATE = {"torch", "transformers"}
 
 
@@ -81,11 +81,8 @@ def test_no_module_reaches_what_it_must_not_know(graph: grimp.ImportGraph, modul
 
 
 def allows_late_import(importer: str) -> bool:
-    """Only the code of the model process imports torch, and only inside functions (the next test proves that)."""
-    return importer.startswith("model_worker.runtimes.") or importer in (
-        "model_worker.model_process",
-        "model_worker.stages",
-    )
+    """Runtimes are imported by name, in a model process only (the next test proves that)."""
+    return importer.startswith("model_worker.runtimes.")
 
 
 @pytest.mark.parametrize(

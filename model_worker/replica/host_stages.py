@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from model_worker.jobs import Answers, Job, Outlet
+from model_worker.replica.jobs import Answers, Job, Outlet
 from model_worker.runtimes import batching
 from model_worker.runtimes.base import Model
 from shared import values

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from model_worker import accelerator, faults
-from model_worker.exit_codes import ReplicaExit
-from model_worker.forward_stage import Progress, one_output_per_item
-from model_worker.host_stages import Limits, checked_cost
 from model_worker.launchers import guard_child
-from model_worker.link import BrokerLink
+from model_worker.replica import accelerator, faults
+from model_worker.replica.exit_codes import ReplicaExit
+from model_worker.replica.forward_stage import Progress, one_output_per_item
+from model_worker.replica.host_stages import Limits, checked_cost
+from model_worker.replica.link import BrokerLink
+from model_worker.replica.stages import Stages, run_guarded
 from model_worker.runtimes import registry
 from model_worker.runtimes.base import Model
 from model_worker.specs import ReplicaSpec
-from model_worker.stages import Stages, run_guarded
 from shared import logs, values, wire
 from shared.errors import LoadError
 from shared.logs import log_event

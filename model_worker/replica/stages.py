@@ -16,11 +16,11 @@ import threading
 from collections.abc import Callable
 from queue import Queue, SimpleQueue
 
-from model_worker import faults
-from model_worker.exit_codes import ReplicaExit
-from model_worker.forward_stage import ForwardStage, Order, Progress
-from model_worker.host_stages import FinishStage, Limits, PrepareStage
-from model_worker.jobs import Answers, Job, Leave, Outlet
+from model_worker.replica import faults
+from model_worker.replica.exit_codes import ReplicaExit
+from model_worker.replica.forward_stage import ForwardStage, Order, Progress
+from model_worker.replica.host_stages import FinishStage, Limits, PrepareStage
+from model_worker.replica.jobs import Answers, Job, Leave, Outlet
 from model_worker.runtimes.base import Model
 from shared.errors import Code
 from shared.logs import log_event

@@ -18,12 +18,12 @@ from typing import NoReturn
 
 import zmq
 
-from model_worker import faults
-from model_worker.exit_codes import ReplicaExit
-from model_worker.forward_stage import Progress
-from model_worker.jobs import Job
+from model_worker.replica import faults
+from model_worker.replica.exit_codes import ReplicaExit
+from model_worker.replica.forward_stage import Progress
+from model_worker.replica.jobs import Job
+from model_worker.replica.stages import Stages
 from model_worker.specs import ReplicaSpec
-from model_worker.stages import Stages
 from shared.errors import Code, ProtocolError
 from shared.logs import Level, RateLimiter, log_event
 from shared.messages import (

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 import pytest
 from typing_extensions import Buffer
 
-from model_worker.exit_codes import ReplicaExit
-from model_worker.forward_stage import Progress, WrongOutputs, one_output_per_item
-from model_worker.host_stages import Limits, checked_cost
-from model_worker.jobs import Job
+from model_worker.replica.exit_codes import ReplicaExit
+from model_worker.replica.forward_stage import Progress, WrongOutputs, one_output_per_item
+from model_worker.replica.host_stages import Limits, checked_cost
+from model_worker.replica.jobs import Job
+from model_worker.replica.stages import ARRIVED_BATCHES_MAX, Stages
 from model_worker.runtimes.base import Model
-from model_worker.stages import ARRIVED_BATCHES_MAX, Stages
 from shared import values
 from shared.errors import Code
 from shared.messages import ChunkHeader, ItemResult, RequestId

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from model_worker.exit_codes import ReplicaExit
 from model_worker.launchers import SpawnLauncher
-from model_worker.model_process import run
+from model_worker.replica.exit_codes import ReplicaExit
+from model_worker.replica.process import run
 from shared import values
 from shared.errors import Code
 from shared.messages import (

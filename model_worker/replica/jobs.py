@@ -14,8 +14,8 @@ from typing import NoReturn, Protocol
 
 from typing_extensions import Buffer
 
-from model_worker import faults
-from model_worker.exit_codes import ReplicaExit
+from model_worker.replica import faults
+from model_worker.replica.exit_codes import ReplicaExit
 from shared.errors import Code, RequestError
 from shared.logs import log_event
 from shared.messages import ChunkHeader, ItemResult, RequestId

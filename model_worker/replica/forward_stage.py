@@ -16,10 +16,10 @@ from functools import partial
 from queue import Full, Queue
 from typing import NoReturn
 
-from model_worker import accelerator, faults
-from model_worker.exit_codes import ReplicaExit
-from model_worker.host_stages import FinishStage
-from model_worker.jobs import Answers, Job, Leave, device_fault_code, device_fault_text
+from model_worker.replica import accelerator, faults
+from model_worker.replica.exit_codes import ReplicaExit
+from model_worker.replica.host_stages import FinishStage
+from model_worker.replica.jobs import Answers, Job, Leave, device_fault_code, device_fault_text
 from model_worker.runtimes.base import Model
 from shared.logs import log_event
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model_worker import faults
+from model_worker.replica import faults
 from shared.errors import Code, InvalidInput, LoadError, Unserialisable
 
 OUT_OF_MEMORY = [
