@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -107,6 +108,7 @@ class Service:
         if error is not None:
             for name in ("server.log", "front.log"):
                 print(f"--- {name}\n{self.log(name)}")
+        shutil.rmtree(self.directory)
 
     # --- the two programs ---------------------------------------------------------------------------------------
 
