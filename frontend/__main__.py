@@ -41,6 +41,8 @@ BACKLOG = 2048
 # Longer than the usual 60 s of proxies and load balancers: the side that sends requests has to be the one that closes,
 # or some of its requests meet a connection that has just gone.
 KEEP_ALIVE_S = 75
+# A client that takes nothing of its answer for this long is gone, or wants to fill this process.
+UNREAD_TIMEOUT_S = 60
 FLAG_VARIABLES = {"host": "HTTP__HOST", "port": "HTTP__PORT", "workers": "HTTP__WORKERS", "reload": "HTTP__RELOAD"}
 
 
@@ -110,6 +112,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         # The port of a process that has just ended may be used at once.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it. What is written to one that is not read would stay in memory for good.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_S * 1000)
         listener.bind(address)
         # Now, not when the first worker is ready: a port that another process listens on is refused only here.
         listener.listen(BACKLOG)
@@ -145,7 +149,7 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
     return uvicorn.Config(
         "frontend.app:app",
         loop="uvloop",
-        http="httptools",
+        http="frontend.protocol:Protocol",
         ws="none",
         lifespan="on",
         workers=config.http.workers,

@@ -74,6 +74,8 @@ def create_app(config: Config | None = None) -> FastAPI:
         version=VERSION,
         description="Models of this service, and how they are.",
         lifespan=lifespan,
+        # A redirect would go to whatever host the request names.
+        redirect_slashes=False,
         # What fails is answered in the native dialect; a page with a traceback is for nobody.
         exception_handlers={
             HTTPException: _refused_by_framework,

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import math
 import os
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Self, TypedDict, Unpack
@@ -48,6 +50,8 @@ SUBMIT_BYTES_MAX = 8 * 2**20
 # The model server answers at the deadline. If that answer is lost, the wait ends this much later.
 DEADLINE_SLACK_S = 0.2
 INSPECT_TIMEOUT_S = 2.0
+# A day. The wire carries whole milliseconds in 32 bits, and a configuration allows no longer deadline.
+TIMEOUT_S_MAX = 86_400.0
 OPERATION = "predict"
 
 
@@ -55,7 +59,7 @@ class RequestOptions(TypedDict, total=False):
     """What may be said about a request beside its inputs and parameters."""
 
     timeout_s: float | None
-    """The whole time to wait, in seconds. Default: `request_timeout_s` of the configuration."""
+    """The whole time to wait, in seconds, at most a day. Default: `request_timeout_s` of the configuration."""
     priority: int
     """A lower one is more urgent. Default 0."""
     request_id: str
@@ -147,9 +151,17 @@ class ModelClient:
             raise UsageError("this ModelClient is not open: use `async with ModelClient(...) as client:`")
         if self._pid != os.getpid():
             raise UsageError(f"this ModelClient belongs to process {self._pid}: make one in this process")
-        if self._loop is not asyncio.get_running_loop():
-            raise UsageError("this ModelClient belongs to another event loop: make one in this loop")
+        try:
+            if self._loop is not asyncio.get_running_loop():
+                raise UsageError("this ModelClient belongs to another event loop: make one in this loop")
+        except RuntimeError:
+            raise UsageError("a ModelClient is used from coroutines, on the event loop that opened it") from None
         return self._connection
+
+    def _opened_loop(self) -> asyncio.AbstractEventLoop:
+        self._opened()
+        assert self._loop is not None
+        return self._loop
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -199,7 +211,7 @@ class ModelClient:
         Raises:
             RequestError: `invalid_input` (the inputs cannot be sent), or `overloaded` (too much waits here already).
         """
-        call = Call(self._next_id(), asyncio.get_running_loop(), self._abandon)
+        call = Call(self._next_id(), self._opened_loop(), self._abandon)
         self._register(call, model, inputs, parameters, options)
         return call
 
@@ -211,7 +223,7 @@ class ModelClient:
         **options: Unpack[RequestOptions],
     ) -> StreamCall:
         """As `submit`, for an answer in pieces: iterate over the call's `values()`, or `abandon` it."""
-        call = StreamCall(self._next_id(), asyncio.get_running_loop(), self._abandon)
+        call = StreamCall(self._next_id(), self._opened_loop(), self._abandon)
         self._register(call, model, inputs, parameters, options)
         return call
 
@@ -226,17 +238,20 @@ class ModelClient:
         parameters: Mapping[str, object] | None,
         options: RequestOptions,
     ) -> None:
-        self._opened()
-        loop = asyncio.get_running_loop()
+        loop = self._opened_loop()
         # In one order, so that equal parameters make equal batch keys.
-        sorted_parameters = dict(sorted(parameters.items())) if parameters else {}
+        sorted_parameters = dict(sorted(parameters.items(), key=_key_text)) if parameters else {}
         try:
             payload = pack([inputs, sorted_parameters], where="request")
             batch_key = _batch_key(sorted_parameters)
         except Unserialisable as error:
-            raise RequestError(error.message, code=Code.INVALID_INPUT) from None
+            raise RequestError(_in_callers_words(error.message), code=Code.INVALID_INPUT) from None
         timeout_s = options.get("timeout_s")
-        deadline_s = loop.time() + (self._timeout_s if timeout_s is None else timeout_s)
+        if timeout_s is None:
+            timeout_s = self._timeout_s
+        elif math.isnan(timeout_s):
+            raise RequestError("timeout_s is not a number: give seconds, or None", code=Code.INVALID_INPUT)
+        deadline_s = loop.time() + min(timeout_s, TIMEOUT_S_MAX)
         request = PendingRequest(
             id=call.id,
             model=model,
@@ -440,6 +455,15 @@ class ModelClient:
         if not taken:
             text = "the answer is read more slowly than it is made: too many pieces wait"
             self._give_up(request, RequestError(text, code=Code.CANCELLED))
+
+
+def _key_text(entry: tuple[object, object]) -> str:
+    return str(entry[0])
+
+
+def _in_callers_words(text: str) -> str:
+    """A payload is the list of inputs and parameters; its sender knows them by name."""
+    return re.sub(r"\brequest\[([01])\]", lambda match: ("inputs", "parameters")[int(match[1])], text, count=1)
 
 
 def _batch_key(parameters: dict[str, object]) -> bytes:

@@ -73,8 +73,9 @@ class BodyReader:
 
         Raises:
             ClientGone: it will never be whole.
-            RequestError: `too_large`, `bad_request` (no length), `overloaded`, or `deadline_exceeded`.
+            RequestError: `too_large`, `bad_request` (its length or encoding), `overloaded`, or `deadline_exceeded`.
         """
+        _check_encoding(headers)
         self._check_length(headers)
         message = await _receive_until(receive, deadline_s)
         body: bytes = message.get("body", b"")
@@ -120,6 +121,13 @@ class BodyReader:
         size = "the request body" if size_bytes is None else f"a request body of {size_bytes} bytes"
         text = f"{size} is larger than the {self._body_bytes_max} bytes that this service takes (http.body_bytes_max)"
         return RequestError(text, code=Code.TOO_LARGE, detail={"body_bytes_max": self._body_bytes_max})
+
+
+def _check_encoding(headers: Headers) -> None:
+    encoding = headers.get(b"content-encoding", b"identity")
+    if encoding.strip().lower() != b"identity":
+        text = f"Content-Encoding {_shown(encoding)} is not read here: send the body as it is"
+        raise RequestError(text, code=Code.BAD_REQUEST)
 
 
 async def _receive_until(receive: Receive, deadline_s: float) -> MutableMapping[str, Any]:

@@ -94,6 +94,8 @@ class HealthRoutes:
             ("/metrics", self.metrics),
         ):
             router.add_api_route(path, handler, methods=["GET"], response_model=None)
+            # Some load balancers probe with HEAD.
+            router.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
         return router
 
     async def livez(self) -> Response:

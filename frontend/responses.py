@@ -69,9 +69,6 @@ def error_headers(error: RequestError) -> HeaderList:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(seconds))))
     if error.code in _NOT_TO_BE_RETRIED:
         headers.append((b"x-should-retry", b"false"))
-    if error.code is Code.TOO_LARGE:
-        # The rest of the body is still on its way; the connection is of no more use.
-        headers.append((b"connection", b"close"))
     return headers
 
 

@@ -6,13 +6,26 @@ refuses unknown keys, in the file and in the environment, and never touches the 
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from shared.errors import ConfigurationError
 
@@ -26,8 +39,14 @@ OWN_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "HEADWAITER_REPLICA", "HEADWAIT
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
+# What can stand behind `Bearer` in a header as it is.
+_API_KEY = re.compile(r"[\x21-\x7e]+")
+_DAY_S = 86_400
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    # Without infinities: some durations become whole milliseconds.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class HttpConfig(_Section):
@@ -41,16 +60,37 @@ class HttpConfig(_Section):
     """Front worker processes. They hold no model; more of them cost memory only."""
     api_keys: tuple[SecretStr, ...] = ()
     """Accepted `Authorization: Bearer` keys. Empty: no authentication. Probes and metrics never ask for one."""
-    body_bytes_max: int = Field(32 * 2**20, ge=1024)
+    body_bytes_max: int = Field(32 * 2**20, ge=1024, le=2**29)
     """Largest request body in bytes; a larger one is refused with 413 while it is being read."""
-    request_timeout_s: float = Field(60.0, gt=0)
+    request_timeout_s: float = Field(60.0, gt=0, le=_DAY_S)
     """Deadline of a request that names none, in seconds."""
-    request_timeout_max_s: float = Field(600.0, gt=0)
+    request_timeout_max_s: float = Field(600.0, gt=0, le=_DAY_S)
     """Longest deadline that a request may ask for, in seconds."""
     grace_s: float = Field(30.0, ge=0, le=600)
     """How long a stopping front worker lets its open requests finish, in seconds."""
     reload: bool = False
     """Restart the front workers when the source of `frontend/` or `shared/` changes, for development. Models stay."""
+
+    @field_validator("api_keys")
+    @classmethod
+    def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for position, key in enumerate(keys):
+            if not _API_KEY.fullmatch(key.get_secret_value()):
+                raise ValueError(
+                    f"key {position + 1} of {len(keys)} is empty or has characters that no header carries: "
+                    "keys are made of ASCII letters, digits and signs, without spaces"
+                )
+        return keys
+
+    @model_validator(mode="after")
+    def _check_timeouts(self) -> Self:
+        # The default gives way; a value that somebody wrote does not do so unnoticed.
+        if "request_timeout_s" in self.model_fields_set and self.request_timeout_s > self.request_timeout_max_s:
+            raise ValueError(
+                f"request_timeout_s = {self.request_timeout_s:g} is longer than request_timeout_max_s = "
+                f"{self.request_timeout_max_s:g}: raise that as well"
+            )
+        return self
 
 
 class ServerConfig(_Section):
@@ -180,6 +220,20 @@ class Config(BaseSettings):
     logging: LoggingConfig = LoggingConfig()
     models: tuple[ModelConfig, ...] = ()
 
+    @field_validator("run_dir", mode="before")
+    @classmethod
+    def _check_run_dir(cls, value: object) -> object:
+        if value == "":
+            raise ValueError("is empty, which would be the working directory: name another one, or leave it out")
+        return value
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _check_list(cls, value: object) -> object:
+        if isinstance(value, dict):
+            raise ValueError("is one table instead of a list of tables: write [[models]], with two brackets")
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         names = [model.name for model in self.models]
@@ -212,14 +266,11 @@ class Config(BaseSettings):
         values: dict[str, Any] = {}
         if named or file.exists():
             values = _read_toml(file)
-        _refuse_unknown_variables()
-        origin = str(file) if values else "the environment"
+        _check_variables()
         try:
             config = cls(**values)
         except ValidationError as error:
-            raise ConfigurationError(_one_line(origin, error)) from None
-        except SettingsError as error:
-            raise ConfigurationError(f"environment: {error}; nested values are JSON") from None
+            raise ConfigurationError(_one_line(str(file) if values else "the environment", error)) from None
         base = file.resolve().parent if values else Path.cwd()
         python_path = tuple(base / entry for entry in config.python_path) or (base,)
         run_dir = config.run_dir or default_run_dir(config.name)
@@ -243,52 +294,93 @@ def default_run_dir(name: str) -> Path:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        with file.open("rb") as stream:
-            return tomllib.load(stream)
+        # Some editors begin a file with a byte order mark.
+        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"{file}: cannot read the configuration file: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file}: not valid TOML: {error}") from None
 
 
-def _refuse_unknown_variables() -> None:
-    # pydantic-settings reads the variables it knows and passes over the others; a misspelt one would be ignored.
-    known = {name.upper(): field for name, field in Config.model_fields.items()}
-    for variable in sorted(os.environ):
-        if not variable.startswith(ENV_PREFIX) or variable in OWN_VARIABLES:
+def _check_variables() -> None:
+    """Refuses variables that pydantic-settings would pass over, or could not read without being able to say which."""
+    for variable, text in sorted(os.environ.items()):
+        if not variable.upper().startswith(ENV_PREFIX) or variable in OWN_VARIABLES:
             continue
         first, _, rest = variable.removeprefix(ENV_PREFIX).partition("__")
-        field = known.get(first.upper())
-        section = field.annotation if field else None
-        nested = section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else {}
-        if field is None or (rest and rest.lower() not in nested):
-            keys = [f"{first.upper()}__{key.upper()}" for key in nested] if field else sorted(known)
+        field = _upper(Config.model_fields).get(first)
+        nested = _upper(_keys_below(field))
+        if field is None or (rest and rest not in nested):
+            keys = [f"{first}__{key}" for key in nested] if field else sorted(_upper(Config.model_fields))
             raise ConfigurationError(
                 f"environment variable {variable} is no configuration key; known here: "
                 + ", ".join(ENV_PREFIX + key for key in keys)
+                + _kubernetes_remedy(variable, text)
             )
+        if not _is_scalar(nested[rest] if rest else field):
+            try:
+                json.loads(text)
+            except ValueError as error:
+                raise ConfigurationError(
+                    f'environment variable {variable} is not JSON, such as ["a", "b"] for a list: {error}'
+                ) from None
+
+
+def _kubernetes_remedy(variable: str, text: str) -> str:
+    if "_SERVICE_" not in variable and "://" not in text:
+        return ""
+    return "; if Kubernetes made it for a Service of that name: set enableServiceLinks: false for the pod"
+
+
+def _upper(fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
+    return {key.upper(): field for key, field in fields.items()}
+
+
+def _keys_below(field: FieldInfo | None) -> Mapping[str, FieldInfo]:
+    section = None if field is None else field.annotation
+    return section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else {}
+
+
+def _is_scalar(field: FieldInfo) -> bool:
+    return not _keys_below(field) and get_origin(field.annotation) not in (tuple, dict)
 
 
 def _one_line(origin: str, error: ValidationError) -> str:
-    parts = []
+    parts: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False):
-        where = ".".join(str(step) for step in problem["loc"]) or "configuration"
-        message = problem["msg"].removeprefix("Value error, ")
+        location = problem["loc"]
+        where = ".".join(str(step) for step in location) or "configuration"
+        message = problem["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
         if problem["type"] == "extra_forbidden":
-            message = "unknown key" + _known_keys(problem["loc"])
+            message = "unknown key; known keys here: " + ", ".join(_keys_beside(location))
+        elif problem["type"] == "model_type":
+            message = f"Input should be a table (got {type(problem['input']).__name__})"
         elif problem["type"] not in ("missing", "value_error"):
-            message += f" (got {problem['input']!r})"
-        parts.append(f"{where}: {message}")
-    return f"{origin}: " + "; ".join(parts)
+            message += f" (got {_shown(location, problem['input'])})"
+        parts.setdefault(_variable_of(location) or origin, []).append(f"{where}: {message}")
+    return "; ".join(f"{source}: {'; '.join(messages)}" for source, messages in parts.items())
 
 
-def _known_keys(location: tuple[int | str, ...]) -> str:
-    section: type[BaseModel] = Config
+def _variable_of(location: tuple[int | str, ...]) -> str | None:
+    """The environment variable that has set this key, or its whole section."""
+    for length in (2, 1):
+        variable = ENV_PREFIX + "__".join(str(step).upper() for step in location[:length])
+        if variable in os.environ:
+            return f"environment variable {variable}"
+    return None
+
+
+def _shown(location: tuple[int | str, ...], value: object) -> str:
+    """A wrong value for a message; where a secret belongs, or could hide, only what kind of value it is."""
+    secret = any("Secret" in str(field.annotation) for key, field in _keys_beside(location).items() if key in location)
+    if secret or not isinstance(value, (str, int, float)):
+        return type(value).__name__
+    return f"{value!r:.200}"
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> Mapping[str, FieldInfo]:
+    fields: Mapping[str, FieldInfo] = Config.model_fields
     for step in location[:-1]:
-        if step == "models":
-            section = ModelConfig
-        elif isinstance(step, str) and step in section.model_fields:
-            annotation = section.model_fields[step].annotation
-            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-                section = annotation
-    return "; known keys here: " + ", ".join(section.model_fields)
+        below = ModelConfig.model_fields if step == "models" else _keys_below(fields.get(str(step)))
+        fields = below or fields
+    return fields

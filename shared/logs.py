@@ -25,6 +25,7 @@ Format = Literal["console", "json"]
 
 # A line longer than this hides its neighbours, and some collectors cut lines at 16 KiB.
 FIELD_CHARS_MAX = 2000
+TRACEBACK_LINES_MAX = 200
 
 _LEVELS: dict[str, int] = {
     "debug": logging.DEBUG,
@@ -102,8 +103,8 @@ class ConsoleFormatter(logging.Formatter):
         line = f"{moment}.{int(record.msecs):03d} {level} {self._program} {event}{pairs}"
         if record.exc_info:
             # Indented, so that no line of a traceback can pass for an event.
-            traceback = self.formatException(record.exc_info)
-            line += "".join(f"\n    {_printable(text)}" for text in traceback.splitlines())
+            traceback = _clip_lines(self.formatException(record.exc_info))
+            line += "".join(f"\n    {_printable(text)}" for text in traceback)
         return line
 
 
@@ -126,7 +127,7 @@ class JsonFormatter(logging.Formatter):
         for key, value in fields.items():
             line[f"{key}_" if key in _RESERVED else key] = _json_value(value)
         if record.exc_info:
-            line["traceback"] = _unicode(self.formatException(record.exc_info))
+            line["traceback"] = _unicode("\n".join(_clip_lines(self.formatException(record.exc_info))))
         # Everything outside of strings is printable already, and inside of them the escapes are JSON's own.
         return _printable(orjson.dumps(line).decode())
 
@@ -210,6 +211,15 @@ def _clip(text: str) -> str:
     if len(text) <= FIELD_CHARS_MAX:
         return text
     return f"{text[:FIELD_CHARS_MAX]}…(+{len(text) - FIELD_CHARS_MAX})"
+
+
+def _clip_lines(traceback: str) -> list[str]:
+    """The text of an exception may be anything that a model's code was given; a traceback's end says the most."""
+    lines = [_clip(line) for line in traceback.splitlines()]
+    left_out = len(lines) - TRACEBACK_LINES_MAX
+    if left_out > 0:
+        lines[TRACEBACK_LINES_MAX // 2 : -TRACEBACK_LINES_MAX // 2] = [f"…(+{left_out} lines)"]
+    return lines
 
 
 def _printable(text: str) -> str:

@@ -172,6 +172,8 @@ class Exchange:
         return status
 
     async def _respond_and_linger(self, status: int, headers: HeaderList, body: bytes) -> None:
+        # The rest of the body may still be on its way, for good; the connection is of no more use.
+        headers.append((b"connection", b"close"))
         await send_response(self._send, status, headers, body, more_body=True)
         if b"expect" not in self.headers:
             # (A client that asked first, by `Expect: 100-continue`, has not begun to send.)

@@ -145,6 +145,7 @@ def parse_request(body: bytes) -> tuple[object, dict[str, object] | None, bool]:
     try:
         request = orjson.loads(body)
     except orjson.JSONDecodeError as error:
+        _check_text(body)
         text = f"the request body is not JSON: {error.msg}, at line {error.lineno}, column {error.colno}"
         detail: dict[str, object] = {"line": error.lineno, "column": error.colno, "position": error.pos}
         raise RequestError(text, code=Code.BAD_REQUEST, detail=detail) from None
@@ -165,6 +166,21 @@ def parse_request(body: bytes) -> tuple[object, dict[str, object] | None, bool]:
     if not isinstance(stream, bool):
         raise RequestError(f"stream is {_json_type(stream)}, not true or false", code=Code.INVALID_INPUT)
     return request["inputs"], parameters, stream
+
+
+def _check_text(body: bytes) -> None:
+    """The parser finds bytes that are no text as well, but not where they are.
+
+    Raises:
+        RequestError: `bad_request`, naming the first such byte.
+    """
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        text = (
+            f"the request body is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start} is out of place"
+        )
+        raise RequestError(text, code=Code.BAD_REQUEST, detail={"position": error.start}) from None
 
 
 def _json_type(value: object) -> str:

@@ -84,3 +84,13 @@ def too_long(name: str, length_tokens: int, limit_tokens: int, remedy: str) -> I
         f"{name} is {length_tokens} tokens long, the model takes at most {limit_tokens}: {remedy}",
         detail={"length_tokens": length_tokens, "limit_tokens": limit_tokens},
     )
+
+
+def token_ids(name: str, largest_id: int, limit: int | None) -> None:
+    """`limit` is how many ids the model knows; None: all that its tokenizer makes."""
+    if limit is not None and largest_id >= limit:
+        # Looked up all the same it would raise on a CPU, and on an accelerator end the process for everybody.
+        raise InvalidInput(
+            f"{name} holds the token {largest_id}, which the tokenizer makes and the model does not know: "
+            f"its tokens are 0 to {limit - 1}"
+        )

@@ -70,6 +70,7 @@ class EmbeddingModel(Model):
         self._model: Any = None
         self._tokenizer: Any = None  # prepare thread
         self._limit_tokens: int | None = None
+        self._token_id_limit: int | None = None
         self._dimensions = 0
         self._takes_token_types = False
         self._pad_token_id = 0
@@ -84,6 +85,7 @@ class EmbeddingModel(Model):
             dense.to(device)
         limits = (loading.position_limit(self._model, self._tokenizer), self._recipe.max_seq_length)
         self._limit_tokens = min((limit for limit in limits if limit), default=None)
+        self._token_id_limit = loading.token_id_limit(self._model, self._tokenizer)
         self._pad_token_id = loading.pad_token_id(self._tokenizer)
         self._takes_token_types = "token_type_ids" in self._tokenizer.model_input_names
         self.max_batch_cost = padding.default_batch_cost(device)
@@ -189,6 +191,7 @@ class EmbeddingModel(Model):
         ids: list[int] = self._tokenizer(text, **cut)["input_ids"]
         if not ids:
             raise InvalidInput(f"{where} holds no tokens: give some text")
+        checks.token_ids(where, max(ids), self._token_id_limit)
         if self._limit_tokens is not None and len(ids) > self._limit_tokens:
             raise checks.too_long(where, len(ids), self._limit_tokens, "shorten it, or set truncate to true")
         return ids

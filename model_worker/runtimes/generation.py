@@ -75,6 +75,7 @@ class GenerationModel(Model):
         self._tokenizer: Any = None  # prepare thread
         self._decoder: Any = None  # a copy that only ever decodes, which changes nothing in it: main and finish thread
         self._limit_tokens = _POSITIONS_WITHOUT_LIMIT
+        self._token_id_limit: int | None = None
         self._end_ids: frozenset[int] = frozenset()
         self._pad_token_id = 0
         self._own_settings: dict[str, object] = {}
@@ -89,6 +90,7 @@ class GenerationModel(Model):
         self._decoder = loading.copy_tokenizer(self._tokenizer)
         self._model = checkpoint.load_model([AutoModelForCausalLM], config, device)
         self._limit_tokens = loading.position_limit(self._model, self._tokenizer) or _POSITIONS_WITHOUT_LIMIT
+        self._token_id_limit = loading.token_id_limit(self._model, self._tokenizer)
         self._pad_token_id = loading.pad_token_id(self._tokenizer)
         self._take_over_settings()
         self.max_batch_cost = padding.default_batch_cost(device)
@@ -99,6 +101,7 @@ class GenerationModel(Model):
         prompt, ids = self._encode(inputs)
         if not ids:
             raise InvalidInput("inputs hold no tokens: give some text")
+        checks.token_ids("inputs", max(ids), self._token_id_limit)
         if settings.truncate is not False:
             room = self._limit_tokens - (settings.max_new_tokens or 1)
             keep = max(room, 1) if settings.truncate is True else settings.truncate

@@ -11,6 +11,7 @@ import copy
 import functools
 import json
 import logging
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +61,9 @@ class Checkpoint:
         return config
 
     def load_tokenizer(self, subfolder: str = "") -> Any:
-        with self.one_line_errors("its tokenizer"):
+        folder = f"{subfolder}/" if subfolder else ""
+        has_own_file = self.source.kind == "gguf" or self._find(f"{folder}tokenizer.json")
+        with self.one_line_errors("its tokenizer" if has_own_file else "its tokenizer, without a tokenizer.json"):
             tokenizer = AutoTokenizer.from_pretrained(self.source.location, **self._where(subfolder))
             self._refuse_made_up_vocabulary(tokenizer, subfolder)
         return tokenizer
@@ -119,19 +122,18 @@ class Checkpoint:
                 return tensors
         return {}
 
-    def load_component(self, auto_class: Any, *, required: bool) -> Any:
-        """A tokenizer or processor by its auto class; None if it is not `required` and not there."""
+    def load_component(self, name: str, auto_class: Any, *, required: bool) -> Any:
+        """A processor (or the tokenizer) by its auto class; None if it is not `required` and not there."""
         try:
-            with quiet_libraries():
-                component = auto_class.from_pretrained(self.source.location, **self._where())
-                if auto_class is AutoTokenizer:
-                    self._refuse_made_up_vocabulary(component, "")
-                return component
-        except Exception as error:
+            if auto_class is AutoTokenizer:
+                return self.load_tokenizer()
+            with self.one_line_errors(f"its {name}"):
+                return auto_class.from_pretrained(self.source.location, **self._where())
+        except LoadError as error:
             # Which of the optional parts a model has can only be found out by trying.
             if required:
                 raise
-            logger.debug("optional_part_absent part=%s reason=%s", auto_class.__name__, one_line(error))
+            logger.debug("optional_part_absent part=%s reason=%s", name, one_line(error))
             return None
 
     def _find(self, file: str) -> str | None:
@@ -213,6 +215,12 @@ class Checkpoint:
             ) from error
         if isinstance(error, SafetensorError):
             raise LoadError(f"{where}: damaged or incomplete .safetensors file: {text}", permanent=True) from error
+        if isinstance(error, pickle.UnpicklingError):
+            raise LoadError(
+                f"{where}: damaged, or more than plain tensors: a pickled file that holds code is never run; "
+                "convert it to .safetensors",
+                permanent=True,
+            ) from error
         if isinstance(error, ImportError):
             raise LoadError(f"{where}: a package is missing: {text}", permanent=True) from error
         if isinstance(error, hub_errors.GatedRepoError):
@@ -246,6 +254,17 @@ def position_limit(model: Any, tokenizer: Any) -> int | None:
     if isinstance(tokenizer_limit, int) and 0 < tokenizer_limit <= _TOKENIZER_LIMIT_MAX:
         limits.append(tokenizer_limit)
     return min(limits, default=None)
+
+
+def token_id_limit(model: Any, tokenizer: Any) -> int | None:
+    """How many token ids the model knows, where the tokenizer knows more; else None: no id has to be looked at."""
+    try:
+        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:  # it reads no tokens
+        return None
+    if rows is None or max(tokenizer.get_vocab().values(), default=0) < rows:
+        return None
+    return int(rows)
 
 
 def pad_token_id(tokenizer: Any) -> int:

@@ -14,20 +14,36 @@ from model_worker.runtimes import checks
 from shared.errors import InvalidInput
 
 TRUNCATION = "truncation"
-# What may reach a tokenizer through a pipeline that passes keywords on, by itself or in a dictionary of them.
-_TOKENIZER_PARAMETERS = frozenset({TRUNCATION, "max_length", "padding", "add_special_tokens"})
+# What may reach a tokenizer through a pipeline that passes keywords on, by itself or in a dictionary of them; each
+# with a value to try whether it does.
+_TOKENIZER_PARAMETERS: dict[str, object] = {
+    TRUNCATION: True,
+    "max_length": 8,
+    "padding": True,
+    "add_special_tokens": True,
+}
 _TOKENIZER_DICTIONARIES = ("tokenizer_kwargs", "tokenize_kwargs")
 _GENERATION_DICTIONARY = "generate_kwargs"
+# `generate` itself takes more, such as the name of a repository with code to run in its place, or a cache to compile.
+_GENERATION_PARAMETERS = frozenset(
+    {"do_sample", "language", "length_penalty", "max_length", "max_new_tokens", "min_length", "min_new_tokens"}
+    | {"no_repeat_ngram_size", "num_beams", "num_return_sequences", "repetition_penalty", "task", "temperature"}
+    | {"top_k", "top_p", "typical_p"}
+)
 # Known to a pipeline, but not for callers: a part of another program's command line, waiting times for downloads that
 # do not happen, and dictionaries that reach functions with far more power than the task has.
 _WITHHELD = frozenset(
-    {"args_parser", "decoder_kwargs", "forward_params", "image_processor_kwargs", "parameters", "preprocess_params"}
-    | {"processor_kwargs", "tesseract_config", "timeout"}
+    {"args_parser", "decoder_kwargs", "forward_params", "image_processor_kwargs", "offset_mapping", "parameters"}
+    | {"preprocess_params", "processor_kwargs", "tesseract_config", "timeout"}
 )
 # For models that know no limit of their own.
 _LENGTH_MAX = 32_768
+_BEAMS_MAX = 64
 _FUNCTIONS = ("sigmoid", "softmax", "none")
 _AGGREGATIONS = ("none", "simple", "first", "average", "max")
+_PADDINGS = ("longest", "max_length", "do_not_pad")
+_UNCUT = "do_not_truncate"
+_TRUNCATIONS = ("longest_first", "only_first", "only_second", _UNCUT)
 
 
 class PipelineParameters:
@@ -41,10 +57,10 @@ class PipelineParameters:
             for method in (pipeline.preprocess, pipeline.postprocess):
                 names, _ = _names(method, skip=1)
                 accepted |= names
-            if pipeline.tokenizer is not None and TRUNCATION in _reaching_preprocess(pipeline):
-                accepted |= _TOKENIZER_PARAMETERS
+            if pipeline.tokenizer is not None:
+                accepted |= {name for name in _TOKENIZER_PARAMETERS if _reaches_preprocess(pipeline, name)}
             if getattr(pipeline, "_pipeline_calls_generate", False):
-                accepted |= _generation_parameters() | {_GENERATION_DICTIONARY}
+                accepted |= _GENERATION_PARAMETERS | {_GENERATION_DICTIONARY}
         self._accepted = accepted - _WITHHELD
         self.known = self._accepted | ({TRUNCATION} if pipeline.tokenizer is not None else set())
         """Names a caller may use. `truncation` is there for every pipeline that has a tokenizer."""
@@ -56,45 +72,52 @@ class PipelineParameters:
             InvalidInput: an unknown name, or a value that cannot be meant.
         """
         checks.refuse_unknown(parameters, self.known)
-        arguments = dict(parameters)
-        for name, value in parameters.items():
-            check = _CHECKS.get(name)
-            if check is not None:
-                arguments[name] = check(name, value)
-        self._check_lengths(arguments)
+        arguments = self._checked(parameters)
         for name in _TOKENIZER_DICTIONARIES:
             if name in arguments:
-                self._check_dictionary(name, arguments[name], _TOKENIZER_PARAMETERS)
+                arguments[name] = self._check_dictionary(name, arguments[name], _TOKENIZER_PARAMETERS)
         if _GENERATION_DICTIONARY in arguments:
-            # `generate` itself takes more, such as the name of a repository with code to run in its place.
-            self._check_dictionary(_GENERATION_DICTIONARY, arguments[_GENERATION_DICTIONARY], _generation_parameters())
-        may_truncate = bool(arguments.get(TRUNCATION, False)) or any(
-            bool(arguments.get(name, {}).get(TRUNCATION)) for name in _TOKENIZER_DICTIONARIES
-        )
+            arguments[_GENERATION_DICTIONARY] = self._check_dictionary(
+                _GENERATION_DICTIONARY, arguments[_GENERATION_DICTIONARY], _GENERATION_PARAMETERS
+            )
+        asked = [
+            arguments.get(TRUNCATION),
+            *(arguments.get(name, {}).get(TRUNCATION) for name in _TOKENIZER_DICTIONARIES),
+        ]
+        may_truncate = any(value not in (None, False, _UNCUT) for value in asked)
         if TRUNCATION in arguments and TRUNCATION not in self._accepted:
             truncation = arguments.pop(TRUNCATION)
             if "tokenizer_kwargs" in self._accepted:
                 arguments["tokenizer_kwargs"] = {TRUNCATION: truncation, **arguments.get("tokenizer_kwargs", {})}
+            else:
+                # These pipelines have a way to cut of their own; the caller only says whether.
+                checks.boolean(TRUNCATION, truncation)
         return arguments, may_truncate
 
-    def _check_dictionary(self, name: str, value: object, known: Collection[str]) -> None:
+    def _check_dictionary(self, name: str, value: object, known: Collection[str]) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise InvalidInput(f"{name} must be an object, got {checks.shown(value)}")
         for inner in value:
             if inner not in known:
                 raise InvalidInput(f"{name}: unknown {inner!r}; known: {', '.join(sorted(known))}")
-        self._check_lengths(value)
+        return self._checked(value, f"{name}.")
 
-    def _check_lengths(self, arguments: dict[str, Any]) -> None:
+    def _checked(self, values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        """The values as the pipeline is to get them; `prefix` goes before a name in an error."""
+        checked = dict(values)
+        for name, value in values.items():
+            if name in _CHECKS:
+                checked[name] = _CHECKS[name](prefix + name, value)
         for name in ("max_length", "max_new_tokens"):
-            if arguments.get(name) is not None:
+            if checked.get(name) is not None:
                 # Padding to a length of the caller's choice allocates it, and generating to one takes the time for it,
                 # before anything else could refuse.
-                checks.whole_number(name, arguments[name], at_least=1, at_most=self._limit_tokens or _LENGTH_MAX)
-        if arguments.get("stride") is not None and self._limit_tokens is not None:
+                checks.whole_number(prefix + name, checked[name], at_least=1, at_most=self._limit_tokens or _LENGTH_MAX)
+        if checked.get("stride") is not None and self._limit_tokens is not None:
             # The tokenizer does not raise but panics where windows cannot move forward.
             room = self._limit_tokens - self._pipeline.tokenizer.num_special_tokens_to_add()
-            checks.whole_number("stride", arguments["stride"], at_least=0, at_most=room - 1)
+            checks.whole_number(prefix + "stride", checked["stride"], at_least=0, at_most=room - 1)
+        return checked
 
 
 def _names(function: Callable[..., object], skip: int = 0) -> tuple[set[str], bool]:
@@ -109,18 +132,12 @@ def _names(function: Callable[..., object], skip: int = 0) -> tuple[set[str], bo
     return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def _reaching_preprocess(pipeline: Any) -> frozenset[str]:
+def _reaches_preprocess(pipeline: Any, name: str) -> bool:
     try:
-        preprocess, _, _ = pipeline._sanitize_parameters(**{TRUNCATION: True})
+        preprocess, _, _ = pipeline._sanitize_parameters(**{name: _TOKENIZER_PARAMETERS[name]})
     except (TypeError, ValueError):
-        return frozenset()
-    return frozenset(preprocess)
-
-
-def _generation_parameters() -> set[str]:
-    from transformers import GenerationConfig
-
-    return {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"transformers_version"}
+        return False
+    return name in preprocess
 
 
 def _check_top_k(name: str, value: object) -> int | None:
@@ -132,7 +149,22 @@ def _check_stride(name: str, value: object) -> int | None:
 
 
 def _check_truncation(name: str, value: object) -> object:
-    return value if isinstance(value, str) else checks.boolean(name, value)
+    return checks.choice(name, value, _TRUNCATIONS) if isinstance(value, str) else checks.boolean(name, value)
+
+
+def _check_padding(name: str, value: object) -> object:
+    return checks.choice(name, value, _PADDINGS) if isinstance(value, str) else checks.boolean(name, value)
+
+
+def _check_targets(name: str, value: object) -> list[str]:
+    targets = checks.texts(name, value)
+    if "" in targets:
+        raise InvalidInput(f"{name} holds an empty string: each target is a word of the model's vocabulary")
+    return targets
+
+
+def _check_beams(name: str, value: object) -> int:
+    return checks.whole_number(name, value, at_least=1, at_most=_BEAMS_MAX)
 
 
 def _check_function(name: str, value: object) -> str | None:
@@ -163,7 +195,12 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "function_to_apply": _check_function,
     "aggregation_strategy": lambda name, value: checks.choice(name, value, _AGGREGATIONS),
     "ignore_labels": lambda name, value: [] if value == [] else checks.texts(name, value),
-    "targets": checks.texts,
+    "delimiter": checks.text,
+    "padding": _check_padding,
+    "add_special_tokens": checks.boolean,
+    "num_beams": _check_beams,
+    "num_return_sequences": _check_beams,
+    "targets": _check_targets,
     "candidate_labels": _check_labels,
     "hypothesis_template": _check_template,
     "multi_label": checks.boolean,

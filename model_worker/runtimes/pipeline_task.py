@@ -27,12 +27,12 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import ChunkPipeline, PipelineException, pad_collate_fn
 from transformers.pipelines.pt_utils import PipelineIterator
 
-from model_worker.runtimes import batching, checks, loading, media, padding, samples, tasks
+from model_worker.runtimes import batching, checks, loading, media, model_inputs, padding, samples, tasks
 from model_worker.runtimes.base import Model
 from model_worker.runtimes.pipeline_parameters import PipelineParameters
 from model_worker.runtimes.staging import Part, Stager, filled
 from model_worker.specs import RuntimeSpec
-from shared.errors import InvalidInput, LoadError
+from shared.errors import Code, InvalidInput, LoadError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ class _Item:
     parts: list[Part]
     cost: int
     group: Hashable
-    has_parameters: bool
+    parameter_names: tuple[str, ...]
+    """Those that the caller gave."""
 
 
 class PipelineModel(Model):
@@ -75,7 +76,9 @@ class PipelineModel(Model):
         self._finishing: Any = None  # shares the model; finish thread
         self._parameters: PipelineParameters
         self._limit_tokens: int | None = None
+        self._token_id_limit: int | None = None
         self._collate: Any = None
+        self._pad_token_id: int | None = None  # as the model's configuration has it
         self._solo_reason = ""  # why requests run one by one; empty: they are batched
         self._torch_device = "cpu"
 
@@ -84,6 +87,8 @@ class PipelineModel(Model):
         self._pipeline = self._load_pipeline(device)
         tokenizer = self._pipeline.tokenizer
         if tokenizer is not None:
+            self._pad_token_id = getattr(self._pipeline.model.config, "pad_token_id", None)
+            self._token_id_limit = loading.token_id_limit(self._pipeline.model, tokenizer)
             self._limit_tokens = loading.position_limit(self._pipeline.model, tokenizer)
             if self._limit_tokens is not None:
                 # So that `truncation` and `stride` cut at what the model can take, whatever the tokenizer's file says.
@@ -110,19 +115,20 @@ class PipelineModel(Model):
         try:
             answer, parts = self._stager.stage(inputs, arguments, may_truncate)
         except _CALLER_ERRORS as error:
-            raise InvalidInput(f"{type(error).__name__}: {loading.one_line(error)}") from error
+            given = f" (parameters: {', '.join(sorted(parameters))})" if parameters else ""
+            raise InvalidInput(f"{type(error).__name__}: {loading.one_line(error)}{given}") from error
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of the tokenizers' Rust code; derives from BaseException
                 raise
             raise InvalidInput(f"the tokenizer cannot process this: {loading.one_line(error)}") from error
-        lengths = [_length(chunk) for part in parts for chunk in part.chunks]
+        lengths = [model_inputs.length(chunk) for part in parts for chunk in part.chunks]
         self._check_lengths(parts)
         return _Item(
             answer=answer,
             parts=parts,
             cost=sum(lengths),
-            group=(repr(parts[0].forward_parameters), _signature(parts[0].chunks[0])) if parts else None,
-            has_parameters=bool(parameters),
+            group=(repr(parts[0].forward_parameters), model_inputs.signature(parts[0].chunks[0])) if parts else None,
+            parameter_names=tuple(sorted(parameters)),
         )
 
     def cost(self, item: _Item) -> int:
@@ -137,7 +143,12 @@ class PipelineModel(Model):
         outputs: list[Any] = [None] * len(work)
         for positions in self._batches(work):
             chunks = [work[position][1] for position in positions]
-            results = self._run(chunks, work[positions[0]][0].forward_parameters)
+            try:
+                results = self._run(chunks, work[positions[0]][0].forward_parameters)
+            except _CALLER_ERRORS as error:
+                if not self._generates() or len(items) > 1 or not items[0].parameter_names:
+                    raise
+                raise _misfit(items[0], error) from error
             for position, result in zip(positions, results, strict=True):
                 outputs[position] = result
         for part in (part for item in items for part in item.parts):
@@ -147,14 +158,16 @@ class PipelineModel(Model):
         return list(items)
 
     def finish(self, output: _Item) -> Any:
+        if any(model_inputs.holds_nan(result) for part in output.parts for result in part.outputs):
+            raise RequestError("the model computed numbers that are not finite (NaN)", code=Code.MODEL_ERROR)
         try:
             with torch.inference_mode():
                 results = [self._postprocess(part) for part in output.parts]
         except (*_CALLER_ERRORS, RuntimeError) as error:
-            if not output.has_parameters:
+            if not output.parameter_names:
                 raise
             # The inputs went through the model, so it is a parameter's value that cannot be used.
-            raise InvalidInput(f"these parameters do not fit: {loading.one_line(error)}") from error
+            raise _misfit(output, error) from error
         return media.to_plain(filled(output.answer, results))
 
     def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
@@ -187,7 +200,9 @@ class PipelineModel(Model):
         pipeline_class = _import_class(definition["impl"])
         with checkpoint.one_line_errors("its pipeline"):
             components = {
-                name: checkpoint.load_component(getattr(transformers, auto_class), required=bool(flag))
+                name: checkpoint.load_component(
+                    name.replace("_", " "), getattr(transformers, auto_class), required=bool(flag)
+                )
                 for name, auto_class in _COMPONENTS.items()
                 if (flag := getattr(pipeline_class, f"_load_{name}", False)) is not False
             }
@@ -215,8 +230,6 @@ class PipelineModel(Model):
                 return "the tokenizer has no token to pad with"
             for owner in (self._pipeline, self._stager.pipeline, self._finishing):
                 owner.tokenizer.pad_token = token
-        if tokenizer is not None and getattr(self._pipeline.model.config, "pad_token_id", None) is None:
-            self._pipeline.model.config.pad_token_id = tokenizer.pad_token_id
         try:
             self._collate = pad_collate_fn(tokenizer, processor)
         except ValueError as error:
@@ -248,12 +261,14 @@ class PipelineModel(Model):
         for index, part in enumerate(parts):
             where = f"inputs[{index}]" if len(parts) > 1 else "inputs"
             for chunk in part.chunks:
-                length = _text_length(chunk)
+                length = model_inputs.text_length(chunk)
                 if length is None:
                     continue
                 tokens += length
                 if length == 0:
                     raise InvalidInput(f"{where} holds no tokens: give some text")
+                if self._token_id_limit is not None:
+                    checks.token_ids(where, int(chunk["input_ids"].max()), self._token_id_limit)
                 if self._limit_tokens is not None and length > self._limit_tokens:
                     remedy = "shorten it, or set truncation to true"
                     if "stride" in self._parameters.known and self._task == "token-classification":
@@ -269,23 +284,29 @@ class PipelineModel(Model):
         if self._collate is None:
             return [[position] for position in range(len(work))]
         return batching.split(
-            [_length(chunk) for _, chunk in work],
-            [(repr(part.forward_parameters), _signature(chunk)) for part, chunk in work],
+            [model_inputs.length(chunk) for _, chunk in work],
+            [(repr(part.forward_parameters), model_inputs.signature(chunk)) for part, chunk in work],
             max_batch_cost=self.max_batch_cost,
             max_batch_size=0,
         )
 
     def _run(self, chunks: Sequence[Any], forward_parameters: dict[str, Any]) -> list[Any]:
-        batch = self._collate(chunks) if len(chunks) > 1 else chunks[0]
+        batch, pad_token_id = chunks[0], self._pad_token_id
+        if len(chunks) > 1:
+            batch = self._collate(chunks)
+            pad_token_id = model_inputs.fill_padding(batch, pad_token_id)
+        if self._pipeline.tokenizer is not None:
+            self._pipeline.model.config.pad_token_id = pad_token_id
         # The library's own iterator cuts a batch's output apart, as it does inside `pipeline(…, batch_size=n)`.
         iterator = PipelineIterator([batch], self._pipeline.forward, forward_parameters, loader_batch_size=len(chunks))
         with torch.inference_mode():
             outputs = list(iterator)
         if len(chunks) > 1:
-            padded_length = _length(batch)
+            padded_length = model_inputs.length(batch)
             side = "right" if self._pipeline.tokenizer is None else self._pipeline.tokenizer.padding_side
             outputs = [
-                _unpadded(output, chunk, padded_length, side) for output, chunk in zip(outputs, chunks, strict=True)
+                model_inputs.unpadded(output, chunk, padded_length, side)
+                for output, chunk in zip(outputs, chunks, strict=True)
             ]
         return outputs
 
@@ -306,6 +327,11 @@ def _import_class(reference: Any) -> Any:
         return reference
     module, _, name = reference.rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+def _misfit(item: _Item, error: Exception) -> InvalidInput:
+    names = ", ".join(item.parameter_names)
+    return InvalidInput(f"these parameters do not fit: {names}: {type(error).__name__}: {loading.one_line(error)}")
 
 
 def _check_texts(inputs: Any, task: str, arguments: dict[str, Any]) -> None:
@@ -343,47 +369,6 @@ def _check_pair(where: str, value: dict[str, Any]) -> None:
         raise InvalidInput(f'{where} must have "text" and may have "text_pair", got {checks.shown(sorted(value))}')
     for name, text in value.items():
         checks.text(f"{where}.{name}", text)
-
-
-def _text_length(chunk: Any) -> int | None:
-    ids = chunk.get("input_ids") if hasattr(chunk, "get") else None
-    return int(ids.shape[-1]) if isinstance(ids, torch.Tensor) and ids.ndim >= 2 else None
-
-
-def _length(chunk: Any) -> int:
-    """Padded units of one model input: tokens of text, 1 for anything else."""
-    return _text_length(chunk) or 1
-
-
-def _signature(chunk: Any) -> Hashable:
-    """Equal for model inputs that may share a batch without changing one another's results."""
-    if not hasattr(chunk, "items"):
-        return type(chunk).__name__
-    can_pad = "attention_mask" in chunk
-    entries: list[Hashable] = []
-    for key, value in sorted(chunk.items()):
-        if not isinstance(value, torch.Tensor):
-            entries.append((key, type(value).__name__ if value is None else ""))
-        elif can_pad and value.ndim >= 2 and not value.is_floating_point():
-            entries.append((key, value.ndim, tuple(value.shape[2:])))
-        else:
-            # Sound and pictures: padding would be heard and seen, so only equal shapes go together.
-            entries.append((key, tuple(value.shape)))
-    return tuple(entries)
-
-
-def _unpadded(output: Any, chunk: Any, padded_length: int, side: str) -> Any:
-    """Takes the padding out of one row of a batch's output, so that it looks as if computed alone."""
-    length = _text_length(chunk)
-    if length is None or length == padded_length or not hasattr(output, "items"):
-        return output
-    own = slice(None, length) if side == "right" else slice(padded_length - length, None)
-    for key, value in list(output.items()):
-        per_token = isinstance(value, torch.Tensor) and value.ndim >= 2 and value.shape[1] == padded_length
-        # Of outputs that the model made, those per token have three dimensions: two are one score per label.
-        if per_token and (key in chunk or value.ndim == 3):
-            output[key] = value[:, own]
-    return output
 
 
 def _close(one: Any, other: Any, tolerance: float) -> bool:

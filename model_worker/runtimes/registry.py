@@ -65,7 +65,10 @@ def _build_own_class(module_name: str, attribute: str, spec: RuntimeSpec) -> Mod
         raise LoadError(f"{where}: {error}", permanent=True) from error
     except Exception as error:
         # Whatever the user's module does at import is reported with its own words; the traceback goes along as cause.
-        raise LoadError(f"{where}: cannot be imported: {type(error).__name__}: {error}", permanent=True) from error
+        taken = sources.taken_name(error.name) if isinstance(error, ImportError) else ""
+        raise LoadError(
+            f"{where}: cannot be imported: {type(error).__name__}: {error}{taken}", permanent=True
+        ) from error
     model_class = _as_model_class(found, where)
     try:
         inspect.signature(model_class).bind(**spec.options)

@@ -25,6 +25,7 @@ from shared.errors import ConfigurationError
 _PACKAGE_PREFIX = "package:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _GGUF_MAGIC = b"GGUF"
+_OWN_PACKAGES = ("frontend", "headwaiter", "model_worker", "shared")
 _WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 
 
@@ -116,6 +117,12 @@ def find_module_file(module: str, search_path: Sequence[str]) -> Path | None:
     return Path(spec.origin) if spec and spec.origin and spec.has_location else None
 
 
+def taken_name(module: str | None) -> str:
+    """What to add to an error about a module that is not there; empty, unless headwaiter itself has its name."""
+    package = (module or "").partition(".")[0]
+    return f"; {package!r} is a package of headwaiter's own: rename yours" if package in _OWN_PACKAGES else ""
+
+
 def _find_hooked(top_level_name: str) -> importlib.machinery.ModuleSpec | None:
     try:
         return importlib.util.find_spec(top_level_name)
@@ -160,7 +167,7 @@ def _check_class(source: Source, python_path: Sequence[str]) -> None:
         searched = ", ".join(python_path) or "the installed packages"
         raise ConfigurationError(
             f"no module {source.location!r} for the model class {source.attribute!r}: looked in {searched}; "
-            "python_path names the directories of your own classes"
+            f"python_path names the directories of your own classes{taken_name(source.location)}"
         )
     if file.suffix != ".py":
         return

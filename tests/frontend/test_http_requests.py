@@ -123,7 +123,8 @@ BAD_BODIES: list[tuple[bytes, int, str]] = [
     (b"", 400, "empty"),
     (b"{", 400, "not JSON"),
     (b'{"inputs": NaN}', 400, "not JSON"),
-    (b'{"inputs": "\xff"}', 400, "not JSON"),
+    (b'{"inputs": "caf\xe9"}', 400, "byte 0xe9 at position 15"),
+    ('{"inputs": 1}'.encode("utf-16"), 400, "byte 0xff at position 0"),
     (b'{"inputs": 1}\n}', 400, "line 2, column 1"),
     (b"[1]", 422, "an array, not an object"),
     (b"null", 422, "null, not an object"),
@@ -132,7 +133,7 @@ BAD_BODIES: list[tuple[bytes, int, str]] = [
     (b'{"inputs": 1, "parameters": [1]}', 422, "parameters is an array"),
     (b'{"inputs": 1, "stream": 1}', 422, "stream is a number"),
     (b'{"inputs": 1, "top_k": 1, "x": 2}', 422, "'top_k', 'x'"),
-    (b'{"inputs": ' + b"[" * 200 + b"]" * 200 + b"}", 422, "levels"),
+    (b'{"inputs": ' + b"[" * 200 + b"]" * 200 + b"}", 422, "inputs[0][0]"),
     (b'{"inputs": ' + b"[" * 40_000 + b"]" * 40_000 + b"}", 400, "not JSON"),
 ]
 
@@ -152,7 +153,10 @@ def test_malformed_json_names_the_position(front: Front, broker: StubBroker) -> 
     assert (detail["line"], detail["column"]) == (2, 16)
 
 
-@pytest.mark.parametrize("header", ["X-Request-Timeout: soon", "X-Request-Timeout: -1", "X-Request-Priority: high"])
+@pytest.mark.parametrize(
+    "header",
+    ["X-Request-Timeout: soon", "X-Request-Timeout: -1", "X-Request-Priority: high", "Content-Encoding: gzip"],
+)
 def test_bad_header_is_refused(front: Front, broker: StubBroker, header: str) -> None:
     name, _, value = header.partition(": ")
     answer = front.ask("x", headers={name: value})
@@ -316,6 +320,43 @@ def test_body_that_does_not_come_is_given_up_at_the_deadline(front: Front, broke
         status, _, body = read_response(connection)
         assert status == 504
         assert "did not arrive" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("header", ["X-Request-Timeout: 0.1", "X-Request-Timeout: soon", "Content-Encoding: br"])
+def test_connection_whose_body_did_not_come_is_not_kept(front: Front, broker: StubBroker, header: str) -> None:
+    with front.connect() as connection:
+        connection.sendall(raw_request("/models/echo", b'{"inp', header, length=500))
+        assert read_response(connection)[1]["connection"] == "close"
+        while connection.recv(100):
+            pass
+
+
+def test_broken_body_is_refused_at_once_and_reaches_no_model(front: Front, broker: StubBroker) -> None:
+    count = len(broker.requests)
+    with front.connect() as connection:
+        connection.sendall(raw_request("/models/echo", b"zz\r\n", "Transfer-Encoding: chunked", "X-Request-Id: torn"))
+        status, headers, body = read_response(connection)
+        assert (status, headers["connection"], json.loads(body)["error_type"]) == (400, "close", "bad_request")
+        wait_for(lambda: "client_gone request_id=torn" in front.log(), "the application hears of it")
+    assert len(broker.requests) == count
+    assert "Exception" not in front.log()
+
+
+def test_client_that_offers_another_protocol_is_answered_in_this_one(front: Front, broker: StubBroker) -> None:
+    """As the HTTP client of Java does, with every request."""
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA")
+    with front.connect() as connection:
+        for number in range(2):
+            connection.sendall(raw_request("/models/echo", b'{"inputs": %d}' % number, *offer))
+            status, _, body = read_response(connection)
+            assert (status, json.loads(body)["inputs"]) == (200, number)
+
+
+def test_headers_are_bounded(front: Front, broker: StubBroker) -> None:
+    with front.connect() as connection:
+        connection.sendall(b"POST /models/echo HTTP/1.1\r\n")
+        connection.sendall(b"X: " + b"x" * 1_000_000)
+        assert read_response(connection)[0] == 431
 
 
 def test_pipelined_requests_are_answered_in_order(front: Front, broker: StubBroker) -> None:

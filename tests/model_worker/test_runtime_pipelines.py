@@ -17,7 +17,7 @@ from model_worker.runtimes import registry
 from model_worker.runtimes.base import Model
 from model_worker.specs import RuntimeSpec
 from shared import values
-from shared.errors import InvalidInput, LoadError
+from shared.errors import Code, InvalidInput, LoadError, RequestError
 from tests import tiny_models
 
 TEXTS = [
@@ -175,6 +175,63 @@ def test_a_mixed_batch_is_answered_as_the_pipeline_answers_each_alone(
         assert_same(got, pipeline(text, **parameters))
 
 
+def test_text_that_ends_like_padding_is_read_to_its_end_in_a_batch(directories: dict[str, Path]) -> None:
+    directory = directories["GPT2ForSequenceClassification"]
+    model = loaded("text-classification", directory)
+    assert model.describe()["batching"] == "on"
+    pipeline = library_pipeline("text-classification", directory)
+    texts = ["fox<|endoftext|>", "<|endoftext|><|endoftext|>", "fox", TEXTS[0], "a<|endoftext|>!"]
+    expected = [pipeline(text) for text in texts]
+    assert_same(answer(model, *((text, {}) for text in texts)), expected)
+    assert_same([answer(model, (text, {}))[0] for text in texts], expected)
+
+
+def test_do_not_truncate_does_not(directories: dict[str, Path]) -> None:
+    model = loaded("text-classification", directories["BertForSequenceClassification"])
+    for truncation in (False, "do_not_truncate"):
+        with pytest.raises(InvalidInput, match="tokens long"):
+            model.prepare(" ".join(TEXTS * 3), {"truncation": truncation})
+    model.prepare(" ".join(TEXTS * 3), {"truncation": "longest_first"})
+
+
+def test_numbers_that_are_none_fail_their_own_request_only(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded("text-classification", directories["BertForSequenceClassification"])
+    forward = model._pipeline.forward
+
+    def spoil(inputs: Any, **parameters: Any) -> Any:
+        output = forward(inputs, **parameters)
+        output["logits"][0, 0] = float("nan")
+        return output
+
+    monkeypatch.setattr(model._pipeline, "forward", spoil)
+    broken, fine = model.forward([model.prepare("fox", {}), model.prepare("one", {})])
+    with pytest.raises(RequestError, match="not finite") as caught:
+        model.finish(broken)
+    assert caught.value.code is Code.MODEL_ERROR
+    assert model.finish(fine)
+
+
+@pytest.mark.parametrize(
+    ("task", "class_name"),
+    [
+        ("text-classification", "BertForSequenceClassification"),
+        ("embedding", "BertModel"),
+        ("text-generation", "GPT2LMHeadModel"),
+    ],
+)
+def test_tokens_that_the_model_does_not_know_are_refused(tmp_path: Path, task: str, class_name: str) -> None:
+    directory = tiny_models.save(tmp_path / "tiny", class_name, labels=["a", "b"] if "Class" in class_name else None)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    tokenizer.add_tokens(["newword"])
+    tokenizer.save_pretrained(directory)
+    model = load(task, directory)
+    with pytest.raises(InvalidInput, match=rf"inputs holds the token {len(tokenizer) - 1}, which the tokenizer makes"):
+        model.prepare("fox newword", {})
+    assert answer(model, ("fox", {}))
+
+
 def test_requests_with_different_parameters_share_a_forward(directories: dict[str, Path]) -> None:
     model = loaded("text-classification", directories["BertForSequenceClassification"])
     items = [model.prepare("fox", {"top_k": None}), model.prepare(TEXTS[0], {"function_to_apply": "none"})]
@@ -259,6 +316,10 @@ def test_text_of_exactly_the_limit_is_taken(directories: dict[str, Path]) -> Non
         ("fox", {"top_k": True}, "top_k must be a whole number, got True"),
         ("fox", {"function_to_apply": "tanh"}, "function_to_apply must be one of sigmoid, softmax, none, got 'tanh'"),
         ("fox", {"truncation": 1}, "truncation must be true or false, got 1"),
+        ("fox", {"truncation": "yes"}, "truncation must be one of longest_first, .*got 'yes'"),
+        ("fox", {"padding": 5}, "padding must be true or false, got 5"),
+        ("fox", {"padding": "max"}, "padding must be one of longest, max_length, do_not_pad, got 'max'"),
+        ("fox", {"add_special_tokens": "no"}, "add_special_tokens must be true or false, got 'no'"),
         ("fox", {"max_length": 10**9}, "max_length must be at most 64"),
     ],
 )
@@ -290,6 +351,31 @@ def test_bad_requests_are_refused_by_name(
         ("token-classification", "BertForTokenClassification", "fox", {"is_split_into_words": True}, "inputs"),
         ("feature-extraction", "GPT2Model", "", {}, "inputs holds no tokens"),
         ("feature-extraction", "GPT2Model", "fox", {"normalize": True}, "unknown parameter 'normalize'"),
+        ("feature-extraction", "GPT2Model", "fox", {"max_length": 3}, "unknown parameter 'max_length'"),
+        (
+            "feature-extraction",
+            "GPT2Model",
+            "fox",
+            {"tokenize_kwargs": {"padding": 1}},
+            r"tokenize_kwargs\.padding must",
+        ),
+        ("fill-mask", "BertForMaskedLM", "[MASK]", {"targets": [""]}, "targets holds an empty string"),
+        ("token-classification", "BertForTokenClassification", "fox", {"delimiter": 5}, "delimiter must be a string"),
+        ("token-classification", "BertForTokenClassification", "fox", {"offset_mapping": [1]}, "unknown parameter"),
+        (
+            "token-classification",
+            "BertForTokenClassification",
+            "fox",
+            {"truncation": "only_first"},
+            "truncation must be",
+        ),
+        (
+            "token-classification",
+            "BertForTokenClassification",
+            "fox",
+            {"stride": 1, "aggregation_strategy": "none"},
+            r"\(parameters: aggregation_strategy, stride\)",
+        ),
     ],
 )
 def test_bad_requests_of_other_tasks_are_refused_by_name(
@@ -302,7 +388,7 @@ def test_bad_requests_of_other_tasks_are_refused_by_name(
 
 def test_a_parameter_that_fails_only_after_the_forward_is_the_callers(directories: dict[str, Path]) -> None:
     model = loaded("fill-mask", directories["BertForMaskedLM"])
-    with pytest.raises(InvalidInput, match="these parameters do not fit"):
+    with pytest.raises(InvalidInput, match="these parameters do not fit: top_k: "):
         answer(model, ("[MASK]", {"top_k": 10**6}))
     assert answer(model, ("[MASK]", {}))
 
@@ -386,9 +472,11 @@ def test_a_pipeline_that_generates_is_bounded_and_runs_no_code_of_the_callers(di
     parameters = PipelineParameters(pipeline, None)
     arguments, _ = parameters.check({"max_new_tokens": 5, "generate_kwargs": {"num_beams": 2}})
     assert arguments == {"max_new_tokens": 5, "generate_kwargs": {"num_beams": 2}}
-    with pytest.raises(InvalidInput, match="max_new_tokens must be at most 32768"):
+    with pytest.raises(InvalidInput, match=r"generate_kwargs\.max_new_tokens must be at most 32768"):
         parameters.check({"generate_kwargs": {"max_new_tokens": 10**9}})
-    for name in ("custom_generate", "assistant_model"):
+    with pytest.raises(InvalidInput, match="num_beams must be at most 64"):
+        parameters.check({"num_beams": 10**9})
+    for name in ("custom_generate", "assistant_model", "cache_implementation"):
         with pytest.raises(InvalidInput, match=f"unknown parameter '{name}'"):
             parameters.check({name: "org/code"})
         with pytest.raises(InvalidInput, match=f"generate_kwargs: unknown '{name}'"):

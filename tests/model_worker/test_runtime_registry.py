@@ -235,11 +235,15 @@ def test_damaged_and_missing_files_are_named(copied: Path) -> None:
 
 
 def test_a_model_without_a_tokenizer_is_refused(copied: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (copied / name).unlink()
-    error = load_error(copied, "embedding")
-    assert error.permanent
-    assert "cannot load its tokenizer" in str(error)
+    (copied / "tokenizer.json").unlink()
+    for task in ("embedding", "text-classification"):
+        error = load_error(copied, task)
+        assert error.permanent
+        assert "cannot load its tokenizer, without a tokenizer.json: " in str(error)
+    (copied / "tokenizer_config.json").unlink()
+    assert "cannot load its tokenizer: it has none of tokenizer.json, vocab.txt" in str(load_error(copied))
+    (copied / "tokenizer.json").write_text("{")
+    assert "cannot load its tokenizer: JSONDecodeError" in str(load_error(copied))
 
 
 def test_pickled_weights_load_too(copied: Path) -> None:
@@ -248,6 +252,14 @@ def test_pickled_weights_load_too(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
     assert sources.check(spec(copied)) is not None
     registry.build(spec(copied)).load("cpu")
+
+
+def test_code_inside_pickled_weights_is_not_run(copied: Path) -> None:
+    (copied / "model.safetensors").unlink()
+    torch.save({"weights": Path("/")}, copied / "pytorch_model.bin")
+    error = load_error(copied)
+    assert error.permanent
+    assert "a pickled file that holds code is never run; convert it to .safetensors" in str(error)
 
 
 def test_code_that_comes_with_a_model_is_not_run_and_nobody_is_asked(
@@ -400,6 +412,16 @@ def test_classes_that_cannot_run_are_refused_in_one_line(
         own_classes(source, **options)
     assert caught.value.permanent
     assert "\n" not in str(caught.value)
+
+
+def test_a_package_with_a_name_of_ours_is_told_what_is_wrong(own_classes: Any, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "mine.py").write_text("class Own: pass")
+    with pytest.raises(LoadError, match=r"No module named 'shared\.mine'; 'shared' is a package of headwaiter's own"):
+        own_classes("from shared.mine import Own\n")
+    made = RuntimeSpec("own", "shared.mine:Own", "", python_path=(str(tmp_path),))
+    with pytest.raises(ConfigurationError, match="'shared' is a package of headwaiter's own: rename yours"):
+        sources.check(made)
 
 
 def test_a_missing_module_or_class_is_told_before_anything_is_imported(own_classes: Any, tmp_path: Path) -> None:

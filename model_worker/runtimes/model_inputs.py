@@ -1,0 +1,80 @@
+"""What the pipelines feed to a model, as far as batching has to know it: length, likeness, and padding.
+
+Owns the rules by which model inputs share a batch and look, cut apart again, as if each had been computed alone.
+Refuses to tokenise and to compute. Main thread, and prepare thread for the lengths.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, MutableMapping
+from typing import Any
+
+import torch
+
+
+def text_length(chunk: Any) -> int | None:
+    """Tokens of one model input; None if it is no text."""
+    ids = chunk.get("input_ids") if hasattr(chunk, "get") else None
+    return int(ids.shape[-1]) if isinstance(ids, torch.Tensor) and ids.ndim >= 2 else None
+
+
+def length(chunk: Any) -> int:
+    """Padded units of one model input: tokens of text, 1 for anything else."""
+    return text_length(chunk) or 1
+
+
+def signature(chunk: Any) -> Hashable:
+    """Equal for model inputs that may share a batch without changing one another's results."""
+    if not hasattr(chunk, "items"):
+        return type(chunk).__name__
+    can_pad = "attention_mask" in chunk
+    entries: list[Hashable] = []
+    for key, value in sorted(chunk.items()):
+        if not isinstance(value, torch.Tensor):
+            entries.append((key, type(value).__name__ if value is None else ""))
+        elif can_pad and value.ndim >= 2 and not value.is_floating_point():
+            entries.append((key, value.ndim, tuple(value.shape[2:])))
+        else:
+            # Sound and pictures: padding would be heard and seen, so only equal shapes go together.
+            entries.append((key, tuple(value.shape)))
+    return tuple(entries)
+
+
+def unpadded(output: Any, chunk: Any, padded_length: int, side: str) -> Any:
+    """Takes the padding out of one row of a batch's output, so that it looks as if computed alone."""
+    tokens = text_length(chunk)
+    if tokens is None or tokens == padded_length or not hasattr(output, "items"):
+        return output
+    own = slice(None, tokens) if side == "right" else slice(padded_length - tokens, None)
+    for key, value in list(output.items()):
+        per_token = isinstance(value, torch.Tensor) and value.ndim >= 2 and value.shape[1] == padded_length
+        # Of outputs that the model made, those per token have three dimensions: two are one score per label.
+        if per_token and (key in chunk or value.ndim == 3):
+            output[key] = value[:, own]
+    return output
+
+
+def fill_padding(batch: MutableMapping[str, Any], pad_token_id: int | None) -> int | None:
+    """Fills the padding of a batch with the id that the model takes for padding, and returns that id.
+
+    Heads that read the last token of a text find it as the last one that is no padding. For a model that knows no
+    such id (None) it is one that ends none of these texts, whatever stands in them; None if the batch is no text.
+    """
+    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    if not isinstance(ids, torch.Tensor) or not isinstance(mask, torch.Tensor) or ids.shape != mask.shape:
+        return pad_token_id
+    if pad_token_id is None:
+        last = (mask * torch.arange(1, mask.shape[1] + 1)).argmax(dim=1, keepdim=True)
+        ends = set(ids.gather(1, last).flatten().tolist())
+        pad_token_id = next(token_id for token_id in itertools.count() if token_id not in ends)
+    batch["input_ids"] = ids.masked_fill(mask == 0, pad_token_id)
+    return pad_token_id
+
+
+def holds_nan(output: Any) -> bool:
+    """Whether a model computed numbers that are none."""
+    values = output.values() if hasattr(output, "values") else ()
+    return any(
+        isinstance(each, torch.Tensor) and each.is_floating_point() and bool(each.isnan().any()) for each in values
+    )
