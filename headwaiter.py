@@ -15,13 +15,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from frontend.client import ModelClient as ModelClient
+    from frontend.responses import status_of as status_of
     from model_worker.runtimes.base import Model as Model
     from shared.errors import InvalidInput as InvalidInput
+    from shared.errors import LoadError as LoadError
+    from shared.errors import RequestError as RequestError
 
-__all__ = ["InvalidInput", "Model", "ModelClient"]
+__all__ = ["InvalidInput", "LoadError", "Model", "ModelClient", "RequestError", "status_of"]
 
 _HOMES = {
     "InvalidInput": "shared.errors",
+    "LoadError": "shared.errors",
+    "RequestError": "shared.errors",
+    "status_of": "frontend.responses",
     "Model": "model_worker.runtimes.base",
     "ModelClient": "frontend.client",
 }
@@ -73,6 +79,9 @@ def main() -> None:
     if foreign is not None:
         print(f"headwaiter: {foreign}", file=sys.stderr)
         raise SystemExit(_EXIT_CONFIGURATION)
+    from shared.processes import open_standard_streams
+
+    open_standard_streams()
     from model_worker.commands.application import run
 
     raise SystemExit(run())

@@ -159,6 +159,8 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
         reload_dirs=[str(packages / "frontend"), str(packages / "shared")] if config.http.reload else None,
         log_config=logs.log_config(config.logging.level, config.logging.format, program="frontend"),
         access_log=config.logging.level == "debug",
+        # Nothing but the access log asks where a request comes from.
+        proxy_headers=config.logging.level == "debug",
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(config.http.grace_s),

@@ -14,11 +14,13 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontend import openapi
 from frontend.client import PENDING_BYTES_MAX, ModelClient
@@ -69,7 +71,9 @@ def create_app(config: Config | None = None) -> FastAPI:
             yield
         services.metrics.close()
 
-    application = FastAPI(
+    surfaces = load_surfaces(services)
+    application = _Application(
+        hot_routes=[route for surface in surfaces for route in surface.routes()],
         title="headwaiter",
         version=VERSION,
         description="Models of this service, and how they are.",
@@ -83,12 +87,39 @@ def create_app(config: Config | None = None) -> FastAPI:
             Exception: _failed,
         },
     )
-    surfaces = load_surfaces(services)
-    # The first match wins, and every request walks the list: the hot routes come first.
-    application.router.routes[:0] = [route for surface in surfaces for route in surface.routes()]
     application.include_router(HealthRoutes(services).router())
     openapi.describe(application, surfaces)
     return application
+
+
+class _Application(FastAPI):
+    """FastAPI, with a way for the hot routes around its own layers, which do nothing for them and cost as much as the
+    rest of a request does here. Middleware that somebody adds sees every request."""
+
+    def __init__(self, *, hot_routes: list[Route], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._hot_routes = hot_routes
+        # Also here: for other methods, and for the way through middleware.
+        self.router.routes[:0] = hot_routes
+
+    def build_middleware_stack(self) -> ASGIApp:
+        layers = super().build_middleware_stack()
+        return layers if self.user_middleware else _Shortcut(self._hot_routes, layers)
+
+
+class _Shortcut:
+    def __init__(self, hot_routes: list[Route], otherwise: ASGIApp) -> None:
+        self._hot_routes = hot_routes
+        self._otherwise = otherwise
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for route in self._hot_routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                await route.app(scope, receive, send)
+                return
+        await self._otherwise(scope, receive, send)
 
 
 def __getattr__(name: str) -> FastAPI:

@@ -211,8 +211,9 @@ class ModelClient:
         Raises:
             RequestError: `invalid_input` (the inputs cannot be sent), or `overloaded` (too much waits here already).
         """
-        call = Call(self._next_id(), self._opened_loop(), self._abandon)
-        self._register(call, model, inputs, parameters, options)
+        loop = self._opened_loop()
+        call = Call(self._next_id(), loop, self._abandon)
+        self._register(call, loop, model, inputs, parameters, options)
         return call
 
     def submit_stream(
@@ -223,8 +224,9 @@ class ModelClient:
         **options: Unpack[RequestOptions],
     ) -> StreamCall:
         """As `submit`, for an answer in pieces: iterate over the call's `values()`, or `abandon` it."""
-        call = StreamCall(self._next_id(), self._opened_loop(), self._abandon)
-        self._register(call, model, inputs, parameters, options)
+        loop = self._opened_loop()
+        call = StreamCall(self._next_id(), loop, self._abandon)
+        self._register(call, loop, model, inputs, parameters, options)
         return call
 
     def _next_id(self) -> RequestId:
@@ -233,12 +235,12 @@ class ModelClient:
     def _register(
         self,
         call: Call | StreamCall,
+        loop: asyncio.AbstractEventLoop,
         model: str,
         inputs: object,
         parameters: Mapping[str, object] | None,
         options: RequestOptions,
     ) -> None:
-        loop = self._opened_loop()
         # In one order, so that equal parameters make equal batch keys.
         sorted_parameters = dict(sorted(parameters.items(), key=_key_text)) if parameters else {}
         try:

@@ -13,7 +13,9 @@ from pathlib import Path
 def main() -> int:
     from model_worker.start import ExitCode, run_model_server
     from shared.errors import ConfigurationError
+    from shared.processes import open_standard_streams
 
+    open_standard_streams()
     parser = argparse.ArgumentParser(
         prog="python -m model_worker",
         description="Runs the model server: the broker and one model process per slot.",

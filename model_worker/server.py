@@ -31,16 +31,19 @@ from model_worker.orders import Orders, SpecMaker
 from model_worker.outbox import Outbox
 from model_worker.payloads import Payloads
 from shared import messages as say
-from shared.errors import ProtocolError
+from shared.errors import ConfigurationError, ProtocolError
 from shared.logs import RateLimiter, log_event
 from shared.messages import ModelState, SlotName
-from shared.sockets import Buffer, RunDirectory, bind_router, drain
+from shared.sockets import Buffer, RunDirectory, bind_again, bind_router, drain
 from shared.version import VERSION
 from shared.wire import decode, split_frames
 
 logger = logging.getLogger("model_worker")
 
 PULSE_S = 1.0
+# How often, at most, the states of all models are compared with what fronts were told; with a hundred models that is
+# work for each turn of a busy loop. A change after a quiet time is told at once.
+COMPARE_S = 0.02
 # A front that has not been heard for this long gets no more pulses, so that what piles up for a stopped one is
 # bounded; its next message makes it known again.
 FRONT_FORGOTTEN_S = 10.0
@@ -66,6 +69,7 @@ class ModelServer:
     ) -> None:
         self._grace_s = grace_s
         self._epoch = epoch
+        self._run_directory = run_directory
         self._guardian = guardian
         self._context = zmq.Context(io_threads=1)
         self._front_socket = bind_router(self._context, run_directory.front_endpoint)
@@ -83,9 +87,13 @@ class ModelServer:
         self._signals: list[int] = []
         self._fronts_heard_s: dict[FrontId, float] = {}
         self._next_pulse_s = 0.0
+        self._next_comparison_s = 0.0
+        # Whether a turn has ended without the comparison, so that it must not wait for the next message.
+        self._comparison_due = False
         self._announced: tuple[bool, tuple[ModelState, ...]] = (False, ())
         self._malformed = 0
         self._malformed_log = RateLimiter(logger, "warning", "message_malformed")
+        self._unreachable_log = RateLimiter(logger, "error", "run_directory_lost")
 
     def run(self) -> do.StopServer:
         """The loop. Call it on the main thread; returns why it ended."""
@@ -130,7 +138,8 @@ class ModelServer:
         self._pulse(now_s)
 
     def _timeout_ms(self) -> int:
-        times = [self._next_pulse_s, self._broker.wake_at_s, self._keeper.wake_at_s]
+        comparison_s = self._next_comparison_s if self._comparison_due else None
+        times = [self._next_pulse_s, comparison_s, self._broker.wake_at_s, self._keeper.wake_at_s]
         wake_at_s = min(moment for moment in times if moment is not None)
         # Rounded up: waking a fraction of a millisecond early would spin.
         return max(0, int((wake_at_s - time.monotonic()) * 1000) + 1)
@@ -213,8 +222,12 @@ class ModelServer:
     # --- pulses, signals, the guardian ---------------------------------------------------------------------------
 
     def _pulse(self, now_s: float) -> None:
-        announced = (self._broker.draining, self._broker.model_states())
         due = now_s >= self._next_pulse_s
+        self._comparison_due = not due and now_s < self._next_comparison_s
+        if self._comparison_due:
+            return
+        self._next_comparison_s = now_s + COMPARE_S
+        announced = (self._broker.draining, self._broker.model_states())
         if not due and _readiness(*announced) == _readiness(*self._announced):
             return
         self._announced = announced
@@ -224,6 +237,23 @@ class ModelServer:
                 self._front_left(front, now_s)
         if due:
             self._next_pulse_s = now_s + PULSE_S
+            self._keep_reachable()
+
+    def _keep_reachable(self) -> None:
+        """Comes back where it can be found, after the run directory was deleted (a log-out deletes those of its user).
+
+        Whoever is connected stays so and would notice nothing, but no new front worker or model process could connect.
+        """
+        if self._run_directory.is_intact:
+            return
+        try:
+            self._run_directory.restore()
+            bind_again(self._front_socket, self._run_directory.front_endpoint)
+            bind_again(self._replica_socket, self._run_directory.model_endpoint)
+        except ConfigurationError as error:
+            self._unreachable_log.log(reason=str(error))
+        else:
+            log_event(logger, "warning", "run_directory_restored", run_dir=str(self._run_directory.path))
 
     def _snapshot(self, token: int, now_s: float) -> say.Snapshot:
         return say.Snapshot(

@@ -96,9 +96,9 @@ class HttpConfig(_Section):
 class ServerConfig(_Section):
     """The model server: how it starts, guards and stops the model processes."""
 
-    parallel_loads: int = Field(1, ge=1)
+    parallel_loads: int = Field(1, ge=1, le=1024)
     """Models loaded at the same time on this host. 1 keeps the peak of host memory low."""
-    load_attempts_max: int = Field(3, ge=1)
+    load_attempts_max: int = Field(3, ge=1, le=1_000_000)
     """Failed loads after which a slot that never was ready is given up."""
     allow_shared_devices: bool = False
     """Allow slots of different models on one accelerator. Replicas of one model may always share it."""
@@ -106,7 +106,7 @@ class ServerConfig(_Section):
     """Share of a device's memory that the weights planned on it may take; `plan` refuses more."""
     grace_s: float = Field(30.0, ge=0, le=600)
     """How long admitted requests may still run after SIGTERM, in seconds."""
-    stop_timeout_s: float = Field(5.0, gt=0)
+    stop_timeout_s: float = Field(5.0, gt=0, le=600)
     """How long a model process may take to exit when told to, before it is killed, in seconds."""
 
 
@@ -131,7 +131,7 @@ class ModelConfig(_Section):
     """Where the replicas go: `auto`, `cpu`, `mps`, `cuda` (any free one), `cuda:N`, `N`, `GPU-…` or `MIG-…`."""
     replicas: int | None = Field(None, ge=1, le=1024)
     """Model processes in total, dealt out over `devices` in turn. Default: one per device named."""
-    cores: int | None = Field(None, ge=1)
+    cores: int | None = Field(None, ge=1, le=65536)
     """CPU cores (and torch threads) of each replica on `cpu`. Default: an equal share of the cores there are."""
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     """Type of the weights in memory. `auto`: as stored on an accelerator, float32 on a CPU."""
@@ -141,19 +141,19 @@ class ModelConfig(_Section):
     """Run Python code that comes with the model. Read that code first."""
     required: bool = True
     """Whether `/readyz` waits for this model."""
-    max_batch_size: int = Field(32, ge=1)
+    max_batch_size: int = Field(32, ge=1, le=65536)
     """Most requests in one batch."""
-    max_batch_cost: int = Field(0, ge=0)
+    max_batch_cost: int = Field(0, ge=0, le=10**12)
     """Most padded units (tokens, for text) in one batch: longest item times number of items. 0: the runtime's."""
-    max_wait_ms: float = Field(0.0, ge=0)
+    max_wait_ms: float = Field(0.0, ge=0, le=_DAY_S * 1000)
     """How long an idle replica waits for more requests before it starts a batch that is not full."""
-    queue_size_max: int = Field(1024, ge=1)
+    queue_size_max: int = Field(1024, ge=1, le=10_000_000)
     """Requests that may wait for this model; one more is refused with 429."""
-    queue_bytes_max: int = Field(256 * 2**20, ge=1024)
+    queue_bytes_max: int = Field(256 * 2**20, ge=1024, le=10**12)
     """Bytes of request bodies that may wait for this model."""
-    load_timeout_s: float = Field(1800.0, gt=0)
+    load_timeout_s: float = Field(1800.0, gt=0, le=30 * _DAY_S)
     """How long loading and warming may take, in seconds. Nothing else can end a loading process."""
-    batch_timeout_s: float = Field(60.0, gt=0)
+    batch_timeout_s: float = Field(60.0, gt=0, le=30 * _DAY_S)
     """How long one forward step may take before the process counts as hung and is replaced, in seconds."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Passed to the runtime, or to your class, as keyword arguments."""

@@ -23,7 +23,10 @@ from typing_extensions import Buffer
 from shared.errors import ConfigurationError
 from shared.messages import FRAME_BYTES_MAX
 
-__all__ = ["Buffer", "RunDirectory", "bind_router", "connect_dealer", "drain", "fresh_routing_id", "receive", "send"]
+__all__ = [
+    "Buffer", "RunDirectory", "bind_again", "bind_router", "connect_dealer", "drain", "fresh_routing_id", "receive",
+    "send",
+]  # fmt: skip
 
 FRONT_SOCKET = "front.sock"
 MODEL_SOCKET = "model.sock"
@@ -141,6 +144,22 @@ class RunDirectory:
         for name in (FRONT_SOCKET, MODEL_SOCKET):
             (self.path / name).unlink(missing_ok=True)
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether both sockets can be found by those who want to connect. Only while both are bound."""
+        return all((self.path / name).exists() for name in (FRONT_SOCKET, MODEL_SOCKET))
+
+    def restore(self) -> None:
+        """Makes the directory and takes the lock again, after somebody has deleted them; the sockets can be bound then.
+
+        Raises:
+            ConfigurationError: it cannot be made, or another instance has taken the place; the lock is not held then.
+        """
+        self._unlock()
+        self.prepare()
+        self.lock()
+        self.clean()
+
     def release(self) -> None:
         """Removes the socket files and lets the next instance in. Does nothing without the lock.
 
@@ -180,6 +199,20 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.S
         socket.close(linger=0)
         raise ConfigurationError(f"cannot listen at {endpoint}: {error.strerror}; check run_dir") from None
     return socket
+
+
+def bind_again(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Listens at the same endpoint once more, where the socket's file was deleted; connections go on undisturbed.
+
+    The old listener stays, out of reach: ZeroMQ would end its connections with it.
+
+    Raises:
+        ConfigurationError: the endpoint cannot be bound; the message says why.
+    """
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigurationError(f"cannot listen at {endpoint}: {error.strerror}; check run_dir") from None
 
 
 def connect_dealer(

@@ -62,7 +62,7 @@ class Echo(Model):
     def forward(self, items: Sequence[Any]) -> Sequence[Any]:
         assert self._entered.acquire(blocking=False), "forward was entered twice at once"
         try:
-            self.note("forwarded", items=[str(item) for item in items])
+            self.note("forwarded", items=[str(item) for item in items], budget=self.max_batch_cost)
             return self.answer(items)
         finally:
             self._entered.release()
@@ -262,6 +262,13 @@ class Streaming(Echo):
         finally:
             self.note("closed")
         return f"{len(text.split())} words" if text.endswith("counted") else None
+
+
+class Undressed(Echo):
+    """Its code takes the standard streams away, as some libraries do to be left in peace."""
+
+    def load(self, device: str) -> None:
+        sys.stdout = sys.stderr = None
 
 
 class Grouping(Echo):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import annotated_types
 import pytest
 
 from model_worker.commands.exits import Exit
 from model_worker.commands.flags import name_of
+from shared.config import Config, HttpConfig, LoggingConfig, ModelConfig, ServerConfig
+from shared.errors import ConfigurationError
 from tests.command_line import ECHO, document, headwaiter, only_line, write_config
 from tests.topology import ROOT
 
@@ -77,6 +80,72 @@ def test_a_bad_file_is_refused_in_one_line_with_key_value_and_remedy(
         assert words in line
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[http]\nrequest_timeout_s = inf\n", ["http.request_timeout_s", "finite"]),
+        ("[http]\nrequest_timeout_s = 1e9\n", ["http.request_timeout_s", "86400"]),
+        ("[http]\nrequest_timeout_s = 700\n", ["request_timeout_s = 700", "request_timeout_max_s"]),
+        ("[[models]]\nname = 'm'\nmodel = 'm:M'\nload_timeout_s = inf\n", ["load_timeout_s", "finite"]),
+        ("[http]\nbody_bytes_max = 9999999999\n", ["http.body_bytes_max"]),
+        ("[models]\nname = 'm'\n", ["[[models]]"]),
+        ("http = 5\n", ["http", "table"]),
+        ('run_dir = ""\n', ["run_dir", "empty"]),
+        ("[http]\napi_keys = 'xyzzy'\n", ["http.api_keys", "list"]),
+        ("[http]\napi_keys = ['']\n", ["http.api_keys", "key 1 of 1 is empty"]),
+        ("[http]\napi_keys = ['a', ' xyzzy']\n", ["http.api_keys", "key 2 of 2"]),
+        ("[http]\napi_keys = ['a', 5]\n", ["http.api_keys.1", "string"]),
+    ],
+)
+def test_a_value_that_could_not_work_is_refused_without_showing_a_key(
+    tmp_path: Path, text: str, named: list[str]
+) -> None:
+    file = tmp_path / "headwaiter.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        Config.load(file)
+    for words in (str(file), *named):
+        assert words in str(caught.value)
+    assert "xyzzy" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("HEADWAITER_HTTP__PORT", "abc", "http.port"),
+        ("HEADWAITER_HTTP__PORT", "", "http.port"),
+        ("HEADWAITER_HTTP__API_KEYS", "xyzzy", "not JSON"),
+        ("HEADWAITER_HTTP__API_KEYS", '"xyzzy"', "list"),
+        ("HEADWAITER_PYTHON_PATH", "/a:/b", "not JSON"),
+        ("HEADWAITER_HTTP", "{", "not JSON"),
+        ("HEADWAITER_HTTP", "[1]", "table"),
+        ("HEADWAITER_HTTP", '{"prot": 1}', "known keys here"),
+        ("HEADWAITER_MODELS", '[{"name": "m", "model": "m:M", "x": 1}]', "max_batch_size"),
+        ("HEADWAITER_RUN_DIR", "", "empty"),
+        ("headwaiter_http__port", "80", "HEADWAITER_HTTP"),
+        ("HEADWAITER_HTTP__port", "80", "HEADWAITER_HTTP__PORT"),
+        ("HEADWAITER_PORT", "tcp://10.0.0.1:80", "enableServiceLinks"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
+) -> None:
+    file = tmp_path / "headwaiter.toml"
+    file.write_text("[http]\nworkers = 3\n")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError) as caught:
+        Config.load(file)
+    assert f"environment variable {variable}" in str(caught.value)
+    assert words in str(caught.value)
+    assert "xyzzy" not in str(caught.value)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "headwaiter.toml"
+    file.write_bytes(b'\xef\xbb\xbfname = "x"\n')
+    assert Config.load(file).name == "x"
+
+
 @pytest.mark.parametrize("command", ["serve", "plan", "config", "status"])
 def test_a_file_that_is_named_must_exist(tmp_path: Path, command: str) -> None:
     completed = headwaiter(command, "--config", "missing.toml", cwd=tmp_path)
@@ -107,3 +176,27 @@ def test_a_model_without_a_name_gets_one_from_its_source(
 ) -> None:
     monkeypatch.chdir(ROOT)
     assert name_of(model) == name
+
+
+@pytest.mark.parametrize("command", ["plan", "status", "check", "config"])
+def test_a_refusal_is_json_too_where_json_is_asked_for(tmp_path: Path, command: str) -> None:
+    write_config(tmp_path, {**ECHO, "colour": "red"})
+    completed = headwaiter(command, "--json", cwd=tmp_path)
+    assert completed.returncode == Exit.CONFIGURATION
+    found = document(completed)
+    [text] = (
+        [point["detail"] for point in found if point["outcome"] == "fail"] if command == "check" else [found["error"]]
+    )
+    assert "models.0.colour" in text
+
+
+def test_every_number_has_an_upper_limit() -> None:
+    """Without one, a number that no message, timer or thread count can take is found out only after a load."""
+    unlimited = [
+        f"{section.__name__}.{key}"
+        for section in (HttpConfig, ServerConfig, LoggingConfig, ModelConfig)
+        for key, field in section.model_fields.items()
+        if field.annotation in (int, float, int | None, float | None)
+        and not any(isinstance(limit, annotated_types.Le | annotated_types.Lt) for limit in field.metadata)
+    ]
+    assert unlimited == []

@@ -70,11 +70,12 @@ def test_the_public_names_are_the_real_ones() -> None:
     assert public_face.Model is Model
     assert public_face.ModelClient is ModelClient
     assert public_face.InvalidInput is InvalidInput
-    assert {"Model", "ModelClient", "InvalidInput"} <= set(dir(public_face))
+    assert set(public_face.__all__) <= set(dir(public_face))
+    assert all(getattr(public_face, name).__name__ == name for name in public_face.__all__)
 
 
 def test_an_unknown_public_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(AttributeError, match=r"pipeline.*InvalidInput, Model, ModelClient"):
+    with pytest.raises(AttributeError, match=r"pipeline.*InvalidInput, LoadError, Model, ModelClient"):
         _ = public_face.pipeline
 
 

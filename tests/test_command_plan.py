@@ -143,3 +143,11 @@ def test_tables_for_people_are_not_cut_in_a_pipe(tmp_path: Path, arguments: tupl
     completed = headwaiter(*arguments, cwd=tmp_path, variables=NO_GPU)
     assert "a-name-of-some-length-" + "x" * 40 in completed.stdout
     assert "…" not in completed.stdout
+
+
+def test_a_terminal_without_unicode_gets_the_same_plan(tmp_path: Path) -> None:
+    write_config(tmp_path, {**ECHO, "options": {"words": "ü"}})
+    completed = headwaiter("plan", cwd=tmp_path, variables={"PYTHONIOENCODING": "ascii"} | NO_GPU)
+    assert completed.returncode == Exit.OK, completed.stderr
+    assert "echo/0" in completed.stdout
+    assert headwaiter("config", cwd=tmp_path, variables={"PYTHONIOENCODING": "ascii"}).returncode == Exit.OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import json
 import os
@@ -16,8 +17,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from model_worker.commands.checks import OPEN_FILES_MIN
 from model_worker.commands.exits import Exit
+from model_worker.commands.progress import progress_table
+from shared.messages import SlotState, Snapshot
 from shared.sockets import RunDirectory
+from shared.version import VERSION
 from tests.command_line import COMMAND, ECHO, document, environment, headwaiter, only_line, write_config
 from tests.serving import (
     SUPERVISORCTL,
@@ -192,17 +197,34 @@ def busy(service: Serving) -> bool:
     return bool(slot["batches"])
 
 
+def test_stop_at_once_works_on_a_supervisord_that_hangs() -> None:
+    with serving() as service:
+        service.wait_ready()
+        pids = service.everything()
+        os.kill(service.supervisord, signal.SIGSTOP)
+        service.signal(signal.SIGINT)
+        service.wait_for_words("SIGINT: stopping")
+        service.signal(signal.SIGINT)
+        assert service.wait_end() == Exit.FAILED
+        assert not any(alive(pid) for pid in pids)
+        assert service.left_files() == []
+
+
 @pytest.mark.parametrize("victim", ["serve", "supervisord"])
 def test_whoever_is_killed_nothing_stays_behind(victim: str) -> None:
     with serving() as service:
         service.wait_ready()
         pids = service.everything()
+        model_server = service.program("model_worker")
         os.kill(service.process.pid if victim == "serve" else service.supervisord, signal.SIGKILL)
         code = service.wait_end()
-        service.wait_gone(pids)
         if victim == "supervisord":
             assert code == Exit.FAILED
             assert "supervisord ended by signal SIGKILL" in service.error.splitlines()[-1]
+            # It has waited, so that a start that follows at once is not refused.
+            assert not alive(model_server)
+            assert service.left_files() == []
+        service.wait_gone(pids)
         # Whatever files are left do not keep the next one from starting.
         with closing(Serving(cwd=service.cwd)) as following:
             following.wait_ready()
@@ -256,6 +278,49 @@ def test_in_a_terminal_it_draws_and_a_typed_ctrl_c_ends_it(directory: Path) -> N
         process.kill()
         process.wait()
         os.close(terminal)
+
+
+@pytest.mark.parametrize("streams", [">/dev/full 2>&1", "<&- >&- 2>&-"])
+def test_nothing_depends_on_what_it_writes_being_read_or_kept(directory: Path, streams: str) -> None:
+    port = free_port()
+    write_config(directory, ECHO, http={"port": port, "workers": 1})
+    command = ["/bin/sh", "-c", f'exec "$@" {streams}', "sh", *COMMAND, "serve"]
+    with subprocess.Popen(command, cwd=directory, env=environment(), start_new_session=True) as process:
+        try:
+            wait_for(lambda: succeeds(f"http://127.0.0.1:{port}/readyz"), "it is ready", 60)
+            [model_server] = [pid for pid in descendants(process.pid) if is_program(pid, "model_worker")]
+            os.kill(model_server, signal.SIGKILL)
+            wait_for(lambda: not alive(model_server), "the model server is gone")
+            response = httpx.post(f"http://127.0.0.1:{port}/models/echo", json={"inputs": {"do": "echo", "value": 1}})
+            assert response.json() == 1
+            process.terminate()
+            assert process.wait(60) == Exit.OK
+        finally:
+            process.kill()
+
+
+def succeeds(url: str) -> bool:
+    try:
+        return httpx.get(url).is_success
+    except httpx.TransportError:
+        return False
+
+
+def is_program(pid: int, module: str) -> bool:
+    return f"\0-m\0{module}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_more_slots_than_the_terminal_has_lines_are_drawn_as_what_happens_and_a_count() -> None:
+    states = ["ready"] * 40 + ["loading", "failed"] + ["vacant"] * 58
+    slots = tuple(
+        SlotState(f"m/{number}", "m", "cpu", 0, 1, state, "", 0, 0, 0, 0, 0, 0, -1.0, 0)
+        for number, state in enumerate(states)
+    )
+    snapshot = Snapshot(1, "epoch", 1, VERSION, 0.0, False, (), slots, (), 0, 0)
+    assert progress_table(snapshot, 100).row_count == 100
+    few = progress_table(snapshot, 20)
+    assert [str(cell) for cell in few.columns[0].cells] == ["m/40", "m/41", "98 more"]
+    assert [str(cell) for cell in few.columns[2].cells] == ["loading", "failed", "40 ready, 58 vacant"]
 
 
 # --- refusals: nothing is started --------------------------------------------------------------------------------
@@ -313,6 +378,22 @@ def test_a_run_directory_in_use_is_refused_with_its_holder(directory: Path) -> N
         assert f"process {os.getpid()}" in refused(directory)
     finally:
         run_directory.release()
+
+
+def test_too_few_open_files_are_refused(directory: Path) -> None:
+    write_config(directory, ECHO, http={"port": 0})
+    command = ["/bin/sh", "-c", f'ulimit -n {OPEN_FILES_MIN - 1}; exec "$@"', "sh", *COMMAND, "serve"]
+    completed = subprocess.run(
+        command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert completed.returncode == Exit.CONFIGURATION
+    assert "ulimit -n" in only_line(completed.stderr)
+
+
+def test_supervisord_asks_for_no_more_open_files_than_the_check_before_it() -> None:
+    shipped = configparser.RawConfigParser()
+    shipped.read(ROOT / "supervisord.conf")
+    assert shipped.getint("supervisord", "minfds") == OPEN_FILES_MIN
 
 
 def test_a_class_that_does_not_exist_is_refused(directory: Path) -> None:

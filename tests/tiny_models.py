@@ -147,6 +147,48 @@ def save_speech(directory: Path) -> Path:
     return directory
 
 
+def save_sound_and_text(directory: Path) -> Path:
+    """Writes a model (CLAP) that compares 16 kHz recordings with texts."""
+    tokenizer = _roberta_tokenizer()
+    extractor = transformers.ClapFeatureExtractor(
+        feature_size=16,
+        sampling_rate=16_000,
+        max_length_s=2,
+        hop_length=320,
+        fft_window_size=512,
+        truncation="rand_trunc",
+    )
+    config = transformers.ClapConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+            "pad_token_id": 1,
+        },
+        audio_config={
+            "spec_size": 64,
+            "patch_size": 2,
+            "patch_stride": 2,
+            "num_mel_bins": 16,
+            "window_size": 4,
+            "patch_embeds_hidden_size": 16,
+            "hidden_size": 32,
+            "depths": [1, 1],
+            "num_hidden_layers": 2,
+            "num_attention_heads": [2, 2],
+        },
+        projection_dim=8,
+    )
+    with torch.random.fork_rng(devices=[]), loading.quiet_libraries():
+        torch.manual_seed(0)
+        transformers.ClapModel(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    extractor.save_pretrained(directory)
+    return directory
+
+
 def _model(
     model_class: Any, family: str, vocabulary_size: int, positions: int, seed: int, config: dict[str, Any]
 ) -> Any:

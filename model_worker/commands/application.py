@@ -5,7 +5,11 @@ Owns what can be typed. Each command's work is in the module of its name, import
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json as json_text
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -124,7 +128,8 @@ def plan(
     """
     from model_worker.commands.plan import run_plan
 
-    raise typer.Exit(run_plan(_flags(config, model, task, name, device, replicas), json))
+    with _refusal_in(json):
+        raise typer.Exit(run_plan(_flags(config, model, task, name, device, replicas), json))
 
 
 @application.command(epilog=EXIT_CODES)
@@ -141,7 +146,8 @@ def status(config: ConfigOption = None, json: JsonOption = False) -> None:
     """
     from model_worker.commands.status import run_status
 
-    raise typer.Exit(run_status(Flags(config=config), json))
+    with _refusal_in(json):
+        raise typer.Exit(run_status(Flags(config=config), json))
 
 
 @application.command(epilog=EXIT_CODES)
@@ -189,7 +195,8 @@ def config(
     """
     from model_worker.commands.config import run_config
 
-    raise typer.Exit(run_config(_flags(config, model, task, name, device, replicas), json))
+    with _refusal_in(json):
+        raise typer.Exit(run_config(_flags(config, model, task, name, device, replicas), json))
 
 
 def _flags(
@@ -210,8 +217,22 @@ def _flags(
     return Flags(config, model, task, name, tuple(devices or ()), replicas, host, port, workers)
 
 
+@contextlib.contextmanager
+def _refusal_in(json: bool) -> Iterator[None]:
+    """With `--json`, standard output is a document even if the configuration is refused."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if json:
+            print(json_text.dumps({"error": str(error)}, indent=2, ensure_ascii=False))
+        raise
+
+
 def run() -> int:
     """The command line as a whole; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As on standard error: what its encoding lacks is written as an escape.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         application(prog_name="headwaiter")
     except ConfigurationError as error:

@@ -31,8 +31,6 @@ from shared.config import Config, ModelConfig
 from shared.errors import ConfigurationError
 
 PACKAGES_SHOWN = ("torch", "transformers", "fastapi", "uvicorn", "pyzmq", "supervisor")
-# One descriptor per open connection, and a few dozen besides; below this a busy front worker runs out.
-OPEN_FILES_FEW = 4096
 
 
 class Outcome(StrEnum):
@@ -125,12 +123,15 @@ def _machine() -> Iterator[Finding]:
         cores += f" (a CPU quota; {len(inventory.cores)} by affinity)"
     yield Finding("cores", Outcome.OK, cores)
     yield Finding("memory", Outcome.OK, f"{human_bytes(inventory.memory_bytes)} may be used")
+    yield _open_files()
+
+
+def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < OPEN_FILES_FEW:
+    if checks.OPEN_FILES_MIN <= soft < checks.OPEN_FILES_FEW:
         detail = f"{soft}, one per connection is needed: raise it with ulimit -n {min(hard, 65536)} or LimitNOFILE="
-        yield Finding("open files", Outcome.WARN, detail)
-    else:
-        yield Finding("open files", Outcome.OK, f"up to {soft}")
+        return Finding("open files", Outcome.WARN, detail)
+    return _attempt("open files", checks.check_open_files)
 
 
 def _accelerators(inventory: Inventory) -> Iterator[Finding]:

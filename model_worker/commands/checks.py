@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import resource
 import socket
 
 import psutil
@@ -21,6 +22,10 @@ from shared.sockets import RunDirectory
 CONTROL_SOCKET_ROOM_BYTES = len(os.fsencode("/supervisor.sock.4194304"))
 # Linux: sizeof(sockaddr_un.sun_path), less the ending zero.
 SOCKET_PATH_BYTES_MAX = 107
+# What the largest of the processes needs before the first connection, and a few connections. As in supervisord.conf.
+OPEN_FILES_MIN = 128
+# One descriptor per open connection, and a few dozen besides; below this a busy front worker runs out.
+OPEN_FILES_FEW = 4096
 
 
 def check_port(config: Config) -> str:
@@ -80,6 +85,21 @@ def check_run_directory(config: Config) -> str:
     directory.lock()
     directory.release()
     return f"{path} is private and free"
+
+
+def check_open_files() -> str:
+    """Whether the processes can open what they need.
+
+    Raises:
+        ConfigurationError: hardly a connection could be accepted.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < OPEN_FILES_MIN:
+        raise ConfigurationError(
+            f"{soft} open files are allowed, too few to start: raise the limit to {OPEN_FILES_FEW} or more with "
+            "ulimit -n or LimitNOFILE="
+        )
+    return f"up to {soft}"
 
 
 def check_packages(config: Config) -> str:

@@ -82,7 +82,9 @@ def fetch_snapshot(run_directory: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> 
     endpoint = RunDirectory(run_directory).front_endpoint
     path = Path(endpoint.removeprefix("ipc://"))
     if not path.exists():
-        raise Unreachable(f"no model server runs for {run_directory} ({path.name} does not exist): headwaiter serve")
+        raise Unreachable(
+            f"no model server runs for {run_directory} ({path.name} does not exist): start one with headwaiter serve"
+        )
     until_s = time.monotonic() + timeout_s
     with Observer(run_directory) as observer:
         observer.ask()

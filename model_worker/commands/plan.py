@@ -24,6 +24,9 @@ from model_worker.weights import human_bytes
 from shared.errors import ConfigurationError
 
 BAR_CELLS = 20
+# What fills the bar, and what is left of it.
+BAR = ("█", "░")
+BAR_ASCII = ("#", ".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def run_plan(flags: Flags, as_json: bool) -> Exit:
         out = console()
         out.print(slot_table(drafted))
         out.print()
-        out.print(device_table(drafted))
+        out.print(device_table(drafted, BAR_ASCII if out.options.ascii_only else BAR))
     if refusal:
         print(f"headwaiter: {refusal}", file=sys.stderr)
         return Exit.CONFIGURATION
@@ -94,7 +97,7 @@ def slot_table(drafted: Preflight) -> Table:
     return table
 
 
-def device_table(drafted: Preflight) -> Table:
+def device_table(drafted: Preflight, bar: tuple[str, str] = BAR) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("DEVICE", "SLOTS", "WEIGHTS", "MEMORY", ""):
         table.add_column(heading, justify="right" if heading in ("SLOTS", "WEIGHTS", "MEMORY") else "left")
@@ -103,7 +106,8 @@ def device_table(drafted: Preflight) -> Table:
         if use.weights_bytes and use.unknown:
             weights += " + ?"
         memory = human_bytes(use.memory_bytes) if use.memory_bytes else "not known"
-        table.add_row(use.device, str(use.slots), weights, memory, _bar(use, drafted.config.server.memory_fraction_max))
+        full = _bar(use, drafted.config.server.memory_fraction_max, bar)
+        table.add_row(use.device, str(use.slots), weights, memory, full)
     return table
 
 
@@ -146,10 +150,11 @@ def core_ranges(cores: tuple[int, ...]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _bar(use: DeviceUse, fraction_max: float) -> Text:
+def _bar(use: DeviceUse, fraction_max: float, cells: tuple[str, str]) -> Text:
     if not use.memory_bytes:
         return Text("")
     fraction = use.weights_bytes / use.memory_bytes
     filled = min(BAR_CELLS, round(fraction * BAR_CELLS))
     style = "red" if fraction > fraction_max else "green"
-    return Text("█" * filled, style) + Text("░" * (BAR_CELLS - filled), "dim") + Text(f" {fraction:.0%}", style)
+    done, rest = cells
+    return Text(done * filled, style) + Text(rest * (BAR_CELLS - filled), "dim") + Text(f" {fraction:.0%}", style)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +24,8 @@ from model_worker.commands.supervision import CONTROL_SOCKET, PASSWORD, USER
 from shared.config import Config
 from shared.messages import ModelState, Snapshot
 
+# Nothing is to be seen of these.
+QUIET_STATES = ("ready", "vacant")
 STEP = 0.1
 """In a pipe, progress is worth a line each time it has grown by this much."""
 
@@ -49,7 +52,7 @@ class Progress:
         """Shows what changed since the last call."""
         with self._lock:
             if self._live is not None:
-                self._live.update(_table(snapshot), refresh=True)
+                self._live.update(progress_table(snapshot, max(2, self._out.height - 1)), refresh=True)
                 return
         for slot in snapshot.slots:
             step = int(slot.progress / STEP) if slot.progress > 0 else 0
@@ -103,9 +106,17 @@ class Progress:
                 self._live = None
 
 
-def _table(snapshot: Snapshot) -> Table:
+def progress_table(snapshot: Snapshot, rows_max: int) -> Table:
+    """All slots, or, where there are too many to be seen, those where something happens and a count of the rest."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    for slot in snapshot.slots:
+    shown, rest = list(snapshot.slots), []
+    if len(shown) > rows_max:
+        shown = [slot for slot in shown if slot.state not in QUIET_STATES][: rows_max - 1]
+        rest = [slot for slot in snapshot.slots if slot not in shown]
+    for slot in shown:
         style = STYLES.get(slot.state, "yellow")
         table.add_row(slot.slot, slot.device, Text(state_words(slot), style), Text(slot.reason, overflow="ellipsis"))
+    if rest:
+        counts = Counter(slot.state for slot in rest)
+        table.add_row(f"{len(rest)} more", "", ", ".join(f"{count} {state}" for state, count in counts.items()))
     return table

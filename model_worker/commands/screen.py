@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from typing import TextIO
 
 from rich.console import Console
+from typing_extensions import Buffer
 
 # A pipe or a file has no width; cutting a table to 80 columns there would lose what it is read for.
 WIDTH_WITHOUT_TERMINAL = 200
@@ -15,3 +18,31 @@ def console(stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
     return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+
+
+def outlive_readers() -> None:
+    """From now on, what cannot be written to standard output or error is lost, and nothing else is.
+
+    For a command that goes on for weeks: a full disk under its log, a log reader that ended or a closed terminal must
+    not end what it is there for.
+    """
+    sys.stdout = _lossy(sys.stdout)
+    sys.stderr = _lossy(sys.stderr)
+
+
+def _lossy(stream: TextIO) -> TextIO:
+    stream.flush()
+    raw = _LossyFile(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, "backslashreplace", write_through=True)
+
+
+class _LossyFile(io.FileIO):
+    """A file that takes everything, also what the system refuses."""
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        # None: refused, or a terminal that somebody has made non-blocking is full.
+        return memoryview(data).nbytes if written is None else written

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from model_worker.commands.exits import Exit
 from model_worker.commands.flags import Flags, load_config
 from model_worker.commands.observer import Observer
 from model_worker.commands.progress import Progress
+from model_worker.commands.screen import outlive_readers
 from model_worker.commands.supervision import SUPERVISOR_FILES, Supervisor
 from model_worker.preflight import preflight
 from shared.config import ENV_PREFIX, Config
@@ -41,6 +43,12 @@ from shared.sockets import RunDirectory
 LOOK_STARTING_S = 0.25
 LOOK_SERVING_S = 1.0
 HTTP_TIMEOUT_S = 1.0
+# What the programs may need for their own end after the time that the configuration gives to requests and models.
+END_S_MAX = 20.0
+# What supervisord may need to see the end of killed programs.
+CUT_OFF_S = 3.0
+# Between two tries to lock the run directory of a model server that is ending.
+LOCK_PAUSE_S = 0.05
 # A longer line, such as a progress bar that never ends its own, is passed on in pieces.
 LINE_BYTES_MAX = 65536
 # A program that refuses to run says why in one line that starts like this.
@@ -59,6 +67,8 @@ def run_serve(flags: Flags) -> Exit:
     checks.check_packages(config)
     checks.check_port(config)
     checks.check_run_directory(config)
+    checks.check_open_files()
+    outlive_readers()
     return Service(config).run()
 
 
@@ -95,6 +105,8 @@ class Service:
         self._last_words = ""
         self._models: tuple[ModelState, ...] = ()
         self._next_look_s = 0.0
+        # When an orderly stop has taken so long that something must be stuck.
+        self._cut_off_s = math.inf
 
     def run(self) -> Exit:
         with contextlib.ExitStack() as cleanup:
@@ -115,7 +127,7 @@ class Service:
                 with contextlib.suppress(BlockingIOError):
                     wake.recv(4096)
                 self._turn()
-        self._tidy()
+            self._tidy()
         return self._conclude(ended)
 
     def _turn(self) -> None:
@@ -126,6 +138,8 @@ class Service:
             return
         if self._stage is not Stage.STOPPING:
             self._look()
+        elif time.monotonic() >= self._cut_off_s:
+            self._end_at_once("something is stuck")
         self._next_look_s = time.monotonic() + (LOOK_STARTING_S if self._stage is Stage.STARTING else LOOK_SERVING_S)
 
     def _look(self) -> None:
@@ -147,21 +161,30 @@ class Service:
     def _handle_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._stage is Stage.STOPPING:
-            self._progress.say(f"{name} again: ending everything at once; requests in progress are cut off")
-            self._exit, self._cause = Exit.FAILED, self._cause or "ended before all requests were finished"
-            self._supervisor.stop_at_once()
+            self._end_at_once(f"{name} again")
             return
-        grace_s = self._config.http.grace_s + self._config.server.grace_s
         self._progress.say(
-            f"{name}: stopping, for up to {grace_s:g} s while requests finish; once more ends it at once"
+            f"{name}: stopping, for up to {self._grace_s:g} s while requests finish; once more ends it at once"
         )
         self._stop(Exit.OK)
+
+    @property
+    def _grace_s(self) -> float:
+        """How long requests may take to finish, the web workers' and then the model server's."""
+        return self._config.http.grace_s + self._config.server.grace_s
 
     def _stop(self, code: Exit, cause: str = "") -> None:
         self._stage = Stage.STOPPING
         self._exit = code
         self._cause = cause
+        self._cut_off_s = time.monotonic() + self._grace_s + self._config.server.stop_timeout_s + END_S_MAX
         self._supervisor.stop()
+
+    def _end_at_once(self, why: str) -> None:
+        self._progress.say(f"{why}: ending everything at once; requests in progress are cut off")
+        self._exit, self._cause = Exit.FAILED, self._cause or "ended before all requests were finished"
+        self._cut_off_s = time.monotonic() + CUT_OFF_S
+        self._supervisor.stop_at_once()
 
     def _read_news(self) -> None:
         try:
@@ -199,13 +222,23 @@ class Service:
                     self._last_words = line.removeprefix(ADDRESSED_TO_PEOPLE).decode(errors="replace").strip()
 
     def _tidy(self) -> None:
-        """Removes what killed programs left; one that is still ending holds the lock, and removes its own files."""
+        """Removes what killed programs left.
+
+        A model server that has outlived supervisord is told to stop by that, finishes what it has, and holds the lock
+        until then. It is waited for, so that the next start is not refused; another signal ends the waiting.
+        """
         directory = RunDirectory(self._config.run_directory)
-        with contextlib.suppress(ConfigurationError):
-            directory.lock()
+        until_s = time.monotonic() + self._config.server.grace_s + self._config.server.stop_timeout_s + END_S_MAX
+        while not self._signals and time.monotonic() < until_s:
+            try:
+                directory.lock()
+            except ConfigurationError:
+                time.sleep(LOCK_PAUSE_S)
+                continue
             for name in SUPERVISOR_FILES:
                 (directory.path / name).unlink(missing_ok=True)
             directory.release()
+            return
 
     def _conclude(self, ended: int) -> Exit:
         """Says the cause last, where it is seen."""

@@ -141,13 +141,17 @@ class Supervisor:
             self._running.terminate()
 
     def stop_at_once(self) -> None:
-        """Kills the programs; supervisord sees them gone and ends in order."""
+        """Kills the programs, which lets supervisord end in order; where there are none left, supervisord itself."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.pid).children():
+            children = psutil.Process(self.pid).children()
+            programs = [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+            for pid in programs:
                 # Each program leads a process group of its own. It cannot be another process by now: its pid is
                 # taken until supervisord, its parent, has seen the end of it.
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
+                    os.killpg(pid, signal.SIGKILL)
+            if not programs:
+                self._running.kill()
 
 
 class _ControlTransport(xmlrpc.client.Transport):

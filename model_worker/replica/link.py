@@ -141,8 +141,9 @@ class BrokerLink:
             self.flush()
             self._thread.join(FLUSH_S)
         for stream in (sys.stdout, sys.stderr):
-            # A closed or full pipe of the log's must not keep the process alive.
-            with contextlib.suppress(OSError, ValueError):
+            # Neither a closed or full pipe of the log's must keep the process alive, nor whatever the model's code has
+            # put in the stream's place.
+            with contextlib.suppress(Exception):
                 stream.flush()
         # Neither `atexit` handlers nor the interpreter's own end could be relied on: the main thread may sit in a
         # forward that never returns.

@@ -91,7 +91,10 @@ def bring_up(spec: ReplicaSpec, report: Report) -> tuple[Model, Limits]:
     # Once more for a model that imported torch only now.
     accelerator.set_threads(spec.threads)
     report(Phase.WARMING)
-    limits = warm_up(model, Limits(spec.max_batch_cost or model.max_batch_cost, spec.max_batch_size))
+    # A model that splits a request's many texts by itself keeps the same budget.
+    model.max_batch_cost = spec.max_batch_cost or model.max_batch_cost
+    limits = warm_up(model, Limits(model.max_batch_cost, spec.max_batch_size))
+    model.max_batch_cost = limits.max_batch_cost
     # What was made so far lives as long as the process: no later collection needs to look through it.
     gc.collect()
     gc.freeze()

@@ -34,7 +34,8 @@ class Model:
     """What requests may ask for besides `predict`; such a request goes to `prepare_operation`. Others are refused."""
 
     max_batch_cost: int = 0
-    """Padded units one `forward` may take, `max(cost) * len(items)`; set in `load`. 0: no limit of the model's own."""
+    """Padded units one `forward` may take, `max(cost) * len(items)`; set in `load`. 0: no limit of the model's own.
+    After `load` the process puts the configured number here, if there is one, or a lower one that fits into memory."""
 
     report_progress: Callable[[float, str], None] = staticmethod(_ignore_progress)
     """Call it in `load` with a fraction from 0.0 to 1.0 (-1.0: unknown) and a few words, for `headwaiter status`."""

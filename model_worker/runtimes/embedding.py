@@ -24,8 +24,6 @@ from shared.errors import Code, InvalidInput, LoadError, RequestError
 _PARAMETERS = ("dimensions", "normalize", "prompt_name", "truncate", "truncation_direction")
 _OPTIONS = ("max_seq_length", "normalize", "pooling")
 _UNUSED_WEIGHTS = ("pooler.",)
-# More sequences in one request would hold the device for longer than a forward should take.
-_BATCHES_PER_ITEM_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class EmbeddingModel(Model):
             )
             for index, text in enumerate(texts)
         ]
-        tokens, limit = sum(map(len, sequences)), _BATCHES_PER_ITEM_MAX * self.max_batch_cost
+        tokens, limit = sum(map(len, sequences)), padding.request_cost_max(str(self._model.device))
         if tokens > limit:
             raise InvalidInput(f"inputs are {tokens} tokens in all; one request may have {limit}: send several")
         return _Item(
@@ -142,6 +140,7 @@ class EmbeddingModel(Model):
                 pooled = self._pool([work[position] for position in positions])
                 for position, row in zip(positions, pooled, strict=True):
                     rows[position] = row
+                self.report_step()
             outputs: list[_Output | RequestError] = []
             for item in items:
                 own, rows = rows[: len(item.sequences)], rows[len(item.sequences) :]

@@ -93,7 +93,7 @@ class GenerationModel(Model):
         self._token_id_limit = loading.token_id_limit(self._model, self._tokenizer)
         self._pad_token_id = loading.pad_token_id(self._tokenizer)
         self._take_over_settings()
-        self.max_batch_cost = padding.default_batch_cost(device)
+        self.max_batch_cost = padding.default_batch_cost(device, generates=True)
         self._solo_reason = self._probe_batching()
 
     def prepare(self, inputs: Any, parameters: dict[str, Any]) -> _Item:

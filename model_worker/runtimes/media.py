@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import importlib.util
 import io
+import json
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +18,7 @@ import numpy as np
 from model_worker.runtimes import checks
 from shared.errors import InvalidInput
 
-Kind = Literal["image", "audio"]
+Kind = Literal["image", "audio", "video"]
 
 IMAGE_TASKS = frozenset(
     {
@@ -32,8 +34,11 @@ IMAGE_TASKS = frozenset(
         "zero-shot-object-detection",
     }
 )
-AUDIO_TASKS = frozenset({"audio-classification", "automatic-speech-recognition", "zero-shot-audio-classification"})
-MIXED_TASKS = frozenset({"any-to-any", "decision", "image-text-to-text", "video-classification"})
+_BARE_SAMPLES_TASK = "zero-shot-audio-classification"
+AUDIO_TASKS = frozenset({"audio-classification", "automatic-speech-recognition", _BARE_SAMPLES_TASK})
+# Its cells are text, whatever its columns are called.
+_TABLE_TASK = "table-question-answering"
+_DECISION_TASK = "decision"
 
 _KINDS_OF_KEYS: dict[str, Kind] = {"image": "image", "images": "image", "audio": "audio", "audios": "audio"}
 _REFERENCE_KEYS = frozenset({"url", "path", "image_url", "audio_url", "video", "videos", "base64"})
@@ -43,16 +48,27 @@ def kind_of_task(task: str) -> Kind | None:
     """What a bare string or bytes object stands for in this task's inputs; None: text."""
     if task in IMAGE_TASKS:
         return "image"
+    if task == "video-classification":
+        return "video"
     return "audio" if task in AUDIO_TASKS else None
 
 
-def decode(inputs: Any, task: str) -> Any:
+def decode(inputs: Any, task: str, sampling_rate_hz: int | None = None) -> Any:
     """Replaces encoded images (by PIL images) and recordings (by bytes or float32 arrays), at any depth.
 
+    `sampling_rate_hz` is the model's own, for tasks that listen.
+
     Raises:
-        InvalidInput: a URL, a file name, or data that is no image.
+        InvalidInput: a URL, a file name, data that is no image, or a recording of a rate that cannot be used.
     """
-    return _decode(inputs, kind_of_task(task), "inputs")
+    if task == _TABLE_TASK:
+        return inputs
+    if task == _DECISION_TASK:
+        return _decode_decision(inputs, "inputs")
+    decoded = _decode(inputs, kind_of_task(task), "inputs")
+    if task in AUDIO_TASKS and sampling_rate_hz is not None:
+        return _at_rate(decoded, "inputs", sampling_rate_hz, bare=task == _BARE_SAMPLES_TASK)
+    return decoded
 
 
 def to_plain(value: Any) -> Any:
@@ -78,7 +94,10 @@ def _decode(value: Any, kind: Kind | None, where: str) -> Any:
     if kind is None or not isinstance(value, (str, bytes)):
         return value
     data = _from_base64(value, where) if isinstance(value, str) else value
-    return _open_image(data, where) if kind == "image" else data
+    if kind == "image":
+        return _open_image(data, where)
+    # Video readers take bytes for the name of a file.
+    return io.BytesIO(data) if kind == "video" else data
 
 
 def _decode_object(value: dict[str, Any], where: str) -> dict[str, Any]:
@@ -93,6 +112,38 @@ def _decode_object(value: dict[str, Any], where: str) -> dict[str, Any]:
             )
         decoded[key] = _decode(entry, _KINDS_OF_KEYS.get(key), f"{where}.{key}")
     return decoded
+
+
+def _decode_decision(inputs: Any, where: str) -> Any:
+    """A request of the decision pipeline, or its JSON: only its assets are media; all else is the caller's own."""
+    if isinstance(inputs, list):
+        return [_decode_decision(entry, f"{where}[{index}]") for index, entry in enumerate(inputs)]
+    if isinstance(inputs, str):
+        try:
+            inputs = json.loads(inputs)
+        except ValueError as error:
+            raise InvalidInput(f"{where} is text, but not the JSON of a request: {error}") from None
+    if not isinstance(inputs, dict) or not isinstance(assets := inputs.get("assets") or {}, dict):
+        raise InvalidInput(f"{where} must be an object, and its assets as well, got {checks.shown(inputs)}")
+    images = {}
+    for name, asset in assets.items():
+        data = asset.get("data_base64") if isinstance(asset, dict) else asset
+        images[name] = _decode(data, "image", f"{where}.assets.{name}")
+    return {**inputs, "assets": images} if images else inputs
+
+
+def _at_rate(value: Any, where: str, rate_hz: int, *, bare: bool) -> Any:
+    """Checks the rate of each recording given as samples; `bare`: the pipeline takes the samples alone."""
+    if isinstance(value, list):
+        return [_at_rate(entry, f"{where}[{index}]", rate_hz, bare=bare) for index, entry in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    given = value.get("sampling_rate")
+    if given != rate_hz and (bare or importlib.util.find_spec("torchaudio") is None):
+        raise InvalidInput(
+            f"{where}.sampling_rate must be {rate_hz}, got {checks.shown(given)}: recordings are not resampled here"
+        )
+    return value.get("raw", value.get("array")) if bare else value
 
 
 def _from_base64(text: str, where: str) -> bytes:

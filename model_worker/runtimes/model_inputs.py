@@ -7,7 +7,7 @@ Refuses to tokenise and to compute. Main thread, and prepare thread for the leng
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, MutableMapping
+from collections.abc import Hashable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -32,13 +32,25 @@ def signature(chunk: Any) -> Hashable:
     entries: list[Hashable] = []
     for key, value in sorted(chunk.items()):
         if not isinstance(value, torch.Tensor):
-            entries.append((key, type(value).__name__ if value is None else ""))
+            # Of what is no tensor itself the pipelines use the first row's for the whole batch where it holds tensors
+            # (the encoded labels of a request); the rest is carried along, row by row.
+            entries.append((key, value is None, _tensors_in(value)))
         elif can_pad and value.ndim >= 2 and not value.is_floating_point():
             entries.append((key, value.ndim, tuple(value.shape[2:])))
         else:
             # Sound and pictures: padding would be heard and seen, so only equal shapes go together.
             entries.append((key, tuple(value.shape)))
     return tuple(entries)
+
+
+def _tensors_in(value: Any) -> Hashable:
+    """The content of every tensor inside, at any depth; empty if there is none."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), tuple(value.flatten().tolist())
+    if isinstance(value, Mapping):
+        value = [entry for _, entry in sorted(value.items())]
+    inside = [_tensors_in(entry) for entry in value] if isinstance(value, (list, tuple)) else []
+    return tuple(entry for entry in inside if entry)
 
 
 def unpadded(output: Any, chunk: Any, padded_length: int, side: str) -> Any:
@@ -74,7 +86,7 @@ def fill_padding(batch: MutableMapping[str, Any], pad_token_id: int | None) -> i
 
 def holds_nan(output: Any) -> bool:
     """Whether a model computed numbers that are none."""
-    values = output.values() if hasattr(output, "values") else ()
+    values = output.values() if isinstance(output, Mapping) else [output]
     return any(
         isinstance(each, torch.Tensor) and each.is_floating_point() and bool(each.isnan().any()) for each in values
     )

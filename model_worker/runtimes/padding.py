@@ -10,18 +10,30 @@ from typing import Literal
 
 import torch
 
-# Padded tokens of one forward where the configuration names no number: enough to keep the device busy, little enough
-# that the activations of a base-sized encoder stay below 2 GiB on a CPU.
-CPU_BATCH_COST = 8_192
-ACCELERATOR_BATCH_COST = 65_536
+# Padded tokens of one forward where the configuration names no number. On a CPU more than this makes an encoder no
+# faster: its activations leave the caches, and short texts wait padded beside long ones.
+_CPU_BATCH_COST = 1_024
+# A step of decoding reads all weights whatever the batch, so there more rows are nearly free.
+_CPU_GENERATION_BATCH_COST = 8_192
+_ACCELERATOR_BATCH_COST = 65_536
+# Tokens of one request with many texts: more would keep everybody else waiting for too long.
+_CPU_REQUEST_COST_MAX = 524_288
+_ACCELERATOR_REQUEST_COST_MAX = 4_194_304
 # Length of the warm-up's longest request. On an accelerator it should meet the largest buffers; a CPU keeps none.
 _CPU_WARM_UP_TOKENS = 64
 _ACCELERATOR_WARM_UP_TOKENS = 512
 
 
-def default_batch_cost(device: str) -> int:
+def default_batch_cost(device: str, *, generates: bool = False) -> int:
     """Padded tokens one forward may take on `device`."""
-    return CPU_BATCH_COST if torch.device(device).type == "cpu" else ACCELERATOR_BATCH_COST
+    if torch.device(device).type != "cpu":
+        return _ACCELERATOR_BATCH_COST
+    return _CPU_GENERATION_BATCH_COST if generates else _CPU_BATCH_COST
+
+
+def request_cost_max(device: str) -> int:
+    """Tokens that the texts of one request may have together."""
+    return _CPU_REQUEST_COST_MAX if torch.device(device).type == "cpu" else _ACCELERATOR_REQUEST_COST_MAX
 
 
 def warm_up_tokens(device: str, limit_tokens: int | None) -> int:

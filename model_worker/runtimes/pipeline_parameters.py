@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from model_worker.runtimes import checks
+from model_worker.runtimes.samples import TEXT_TASKS
 from shared.errors import InvalidInput
 
 TRUNCATION = "truncation"
@@ -59,11 +60,11 @@ class PipelineParameters:
                 accepted |= names
             if pipeline.tokenizer is not None:
                 accepted |= {name for name in _TOKENIZER_PARAMETERS if _reaches_preprocess(pipeline, name)}
-            if getattr(pipeline, "_pipeline_calls_generate", False):
+            if getattr(pipeline, "_pipeline_calls_generate", False) and pipeline.model.can_generate():
                 accepted |= _GENERATION_PARAMETERS | {_GENERATION_DICTIONARY}
         self._accepted = accepted - _WITHHELD
-        self.known = self._accepted | ({TRUNCATION} if pipeline.tokenizer is not None else set())
-        """Names a caller may use. `truncation` is there for every pipeline that has a tokenizer."""
+        self.known = self._accepted | ({TRUNCATION} if pipeline.task in TEXT_TASKS else set())
+        """Names a caller may use. `truncation` is there for every task that reads text."""
 
     def check(self, parameters: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         """Returns what to call the pipeline with, and whether over-long text may be cut.

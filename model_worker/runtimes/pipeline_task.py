@@ -45,8 +45,6 @@ _COMPONENTS = {
 }
 # Heads of a body that the pipelines never read, and that many files therefore lack.
 _UNUSED_WEIGHTS = ("pooler.",)
-# A request whose texts and labels together are more than this many full batches would hold the device for too long.
-_BATCHES_PER_ITEM_MAX = 64
 _CALLER_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, PipelineException)
 # How far a result may be from the one computed alone before a model counts as one that cannot be batched.
 _PROBE_TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
@@ -111,7 +109,7 @@ class PipelineModel(Model):
         if self._task in samples.TEXT_TASKS:
             _check_texts(inputs, self._task, arguments)
         else:
-            inputs = media.decode(inputs, self._task)
+            inputs = media.decode(inputs, self._task, self._sampling_rate())
         try:
             answer, parts = self._stager.stage(inputs, arguments, may_truncate)
         except _CALLER_ERRORS as error:
@@ -151,6 +149,7 @@ class PipelineModel(Model):
                 raise _misfit(items[0], error) from error
             for position, result in zip(positions, results, strict=True):
                 outputs[position] = result
+            self.report_step()
         for part in (part for item in items for part in item.parts):
             part.outputs = []
         for (part, _), output in zip(work, outputs, strict=True):
@@ -251,7 +250,7 @@ class PipelineModel(Model):
         return "" if _close(together, alone, tolerance) else "padding changes the results"
 
     def _sampling_rate(self) -> int | None:
-        extractor = self._pipeline.feature_extractor
+        extractor = self._stager.pipeline.feature_extractor
         return None if extractor is None else getattr(extractor, "sampling_rate", None)
 
     # --- prepare ---
@@ -274,7 +273,7 @@ class PipelineModel(Model):
                     if "stride" in self._parameters.known and self._task == "token-classification":
                         remedy += ", or stride to read it in windows"
                     raise checks.too_long(where, length, self._limit_tokens, remedy)
-        limit = _BATCHES_PER_ITEM_MAX * self.max_batch_cost
+        limit = padding.request_cost_max(self._torch_device)
         if tokens > limit:
             raise InvalidInput(f"inputs are {tokens} tokens in all; one request may have {limit}: send several")
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
+from shared.errors import ConfigurationError
+from shared.sockets import RunDirectory
 from tests.faults.test_model_process_faults import count, obedient
 from tests.topology import ROOT, Service, alive, children, stop, wait_for
 
@@ -149,6 +151,26 @@ def test_server_starts_over_the_remains_of_a_killed_one(journal: Path) -> None:
         wait_for(lambda: count(journal, "load_ended") == 2, "loaded again")
         service.wait_ready()
         assert service.ask("m", {"do": "echo", "value": 1}).json() == 1
+
+
+def test_deleted_sockets_come_back_and_cost_nobody_an_answer(journal: Path) -> None:
+    with Service([obedient(journal)]) as service:
+        before = service.wait_ready().slots()["m/0"]
+        running = service.ask_later("m", {"do": "sleep", "seconds": 3})
+        wait_for(lambda: count(journal, "forwarded") == 1, "the request runs")
+        run_directory = service.directory / "run"
+        for name in ("front.sock", "model.sock", "lock"):
+            (run_directory / name).unlink()
+        wait_for(lambda: "run_directory_restored" in service.log("server.log"), "the sockets are back")
+        assert not running.done()
+        assert running.result().status_code == 200
+        assert service.slots()["m/0"]["pid"] == before["pid"]
+        # Who comes later finds the server as well, and a second server is still kept out.
+        os.kill(before["pid"], signal.SIGKILL)
+        wait_for(lambda: count(journal, "load_ended") == 2, "a new process has loaded")
+        assert service.ask("m", {"do": "echo", "value": 1}).json() == 1
+        with pytest.raises(ConfigurationError, match="in use"):
+            RunDirectory(run_directory).lock()
 
 
 def test_full_queue_is_refused_at_once_and_the_limit_holds_across_fronts(journal: Path) -> None:

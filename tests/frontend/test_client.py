@@ -131,7 +131,30 @@ def test_value_that_cannot_be_sent_is_the_callers_fault(run_dir: Path) -> None:
         assert error.code is Code.INVALID_INPUT
         assert "set" in error.message
         assert (await failure(client.predict("x" * 1000, 1))).code is Code.INVALID_INPUT
+        error = await failure(client.predict("echo", 1, {"labels": [{1}]}))
+        assert error.message.startswith("parameters.labels[0] is a set"), error
+        error = await failure(client.predict("echo", 1, timeout_s=float("nan")))
+        assert (error.code, client.pending_count()) == (Code.INVALID_INPUT, 0)
         assert await client.predict("echo", 1)
+
+    with StubBroker(run_dir):
+        run(work, run_dir)
+
+
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e308, 10**9])
+def test_longest_wait_is_a_day(run_dir: Path, timeout_s: float) -> None:
+    async def work(client: ModelClient) -> None:
+        assert await client.predict("echo", 1, timeout_s=timeout_s)
+        [request] = broker.requests
+        assert 86_300_000 < request.header.remaining_ms <= 86_400_000
+
+    with StubBroker(run_dir) as broker:
+        run(work, run_dir)
+
+
+def test_parameters_may_have_keys_of_different_kinds(run_dir: Path) -> None:
+    async def work(client: ModelClient) -> None:
+        assert await client.predict("echo", 1, {"b": 1, 2: 3})  # type: ignore[dict-item]
 
     with StubBroker(run_dir):
         run(work, run_dir)
@@ -465,6 +488,8 @@ def test_client_of_another_loop_is_refused(run_dir: Path) -> None:
 
         with pytest.raises(UsageError, match="another event loop"):
             await asyncio.to_thread(elsewhere)
+        with pytest.raises(UsageError, match="from coroutines"):
+            await asyncio.to_thread(client.submit, "echo", 1)
         with pytest.raises(UsageError, match="open already"):
             client.open()
 

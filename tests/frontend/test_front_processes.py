@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from frontend import __main__ as front_main
 from frontend.__main__ import ExitCode, listen, uvicorn_settings
 from shared.config import Config
 from tests.fronts import Front, raw_request, read_response
@@ -385,3 +387,15 @@ def test_listening_socket_names_its_protocol() -> None:
         with listen(host, 0) as listener:
             assert listener.proto == socket.IPPROTO_TCP
             assert listener.getsockname()[1] > 0
+
+
+def test_answer_that_is_not_read_does_not_stay_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_main, "UNREAD_TIMEOUT_S", 1)
+    with listen("127.0.0.1", 0) as listener, socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(listener.getsockname())
+        connection, _ = listener.accept()
+        connection.settimeout(30)
+        with connection, pytest.raises(TimeoutError) as caught:
+            connection.sendall(b"x" * 64 * 2**20)
+    assert caught.value.errno == errno.ETIMEDOUT, "the kernel gave it up, not this test"

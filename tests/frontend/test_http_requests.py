@@ -188,6 +188,9 @@ def test_root_asks_the_only_model_there_is(front: Front, broker: StubBroker) -> 
         ("POST", "/none", 404, "not_found"),
         ("GET", "/models/echo", 405, "method_not_allowed"),
         ("POST", "/livez", 405, "method_not_allowed"),
+        # Not redirected to a host that the client has named.
+        ("POST", "/models", 404, "not_found"),
+        ("GET", "/livez/", 404, "not_found"),
     ],
 )
 def test_what_the_framework_refuses_has_the_same_shape(
@@ -457,6 +460,12 @@ def test_not_ready_says_why_and_alive_stays_alive(
     finally:
         broker.models, broker.draining, broker.pulses, broker.says_welcome = MODELS, False, True, True
     front.wait_ready()
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startupz", "/metrics"])
+def test_probes_may_ask_for_headers_only(front: Front, broker: StubBroker, path: str) -> None:
+    answer = front.client.head(front.url + path)
+    assert (answer.status_code, answer.content) == (200, b"")
 
 
 def test_model_that_is_not_required_does_not_hold_readiness_back(front: Front, broker: StubBroker) -> None:

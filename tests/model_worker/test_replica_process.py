@@ -69,6 +69,14 @@ def test_model_s_own_cost_limit_holds_where_none_is_configured() -> None:
         assert bench.forwards() == [["12345"] * 2]
 
 
+def test_the_budget_a_model_sees_is_the_configured_one_or_what_fits() -> None:
+    with replica("Echo", max_batch_cost=20, examples=["12345", "1"], cost_limit=10) as bench:
+        assert {line["budget"] for line in bench.journal("forwarded")} == {20}
+    with replica("Hungry", max_batch_size=8, capacity=3, examples=["12345"]) as bench:
+        bench.ask("1")
+        assert bench.journal("forwarded")[-1]["budget"] == 10
+
+
 def test_warm_up_that_does_not_fit_lowers_the_limit_that_ready_reports() -> None:
     with replica("Hungry", max_batch_size=8, capacity=3, examples=["12345"]) as bench:
         assert bench.wait_phase(Phase.READY).max_batch_cost == 10
@@ -153,6 +161,12 @@ def test_error_outside_any_item_ends_the_process_and_not_just_its_thread(capfd: 
         assert lost.exit_code() == ReplicaExit.INTERNAL_ERROR
         lost.reap()
     assert "on the io thread" in capfd.readouterr().err
+
+
+def test_model_without_standard_streams_still_ends_when_told_to() -> None:
+    with replica("Undressed") as bench:
+        bench.send(Stop())
+        assert bench.wait_exit() == ReplicaExit.STOPPED
 
 
 # --- working ---------------------------------------------------------------------------------------------------------

@@ -220,8 +220,12 @@ def test_a_long_list_is_computed_in_batches_of_similar_length(plain: Path, monke
 
     monkeypatch.setattr(type(model), "_pool", recorded)
     monkeypatch.setattr(model, "max_batch_cost", 110)
+    steps: list[int] = []
+    monkeypatch.setattr(model, "report_step", lambda: steps.append(len(shapes)))
     (got,) = answer(model, (texts, {}))
     np.testing.assert_allclose(got, expected, atol=1e-5)
+    # A long request shows after each part that it goes on.
+    assert steps == [*range(1, len(shapes) + 1)]
     assert all(rows * longest <= 110 for rows, longest in shapes)
     assert (3, 5) in shapes
 

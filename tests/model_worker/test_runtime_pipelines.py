@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from model_worker.runtimes import registry
+from model_worker.runtimes import media, registry
 from model_worker.runtimes.base import Model
 from model_worker.specs import RuntimeSpec
 from shared import values
@@ -260,7 +261,10 @@ def test_more_sequences_than_a_batch_holds_are_computed_in_several(
     request = (TEXTS[0], {"candidate_labels": LABELS})
     whole = answer(model, request)
     monkeypatch.setattr(model, "max_batch_cost", 70)
+    steps: list[None] = []
+    monkeypatch.setattr(model, "report_step", lambda: steps.append(None))
     assert_same(answer(model, request, request), [*whole, *whole])
+    assert len(steps) > 1
 
 
 @pytest.mark.parametrize(
@@ -464,11 +468,97 @@ def test_files_and_addresses_are_never_read_for_a_caller(
         model.prepare(inputs, {})
 
 
-def test_a_pipeline_that_generates_is_bounded_and_runs_no_code_of_the_callers(directories: dict[str, Path]) -> None:
+@pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values:UserWarning")
+def test_recordings_with_other_labels_do_not_share_a_batch(tmp_path: Path) -> None:
+    directory = tiny_models.save_sound_and_text(tmp_path / "clap")
+    model = load("zero-shot-audio-classification", directory)
+    assert model.describe()["batching"] == "on"
+    pipeline = library_pipeline("zero-shot-audio-classification", directory)
+    noises = np.random.default_rng(0).normal(size=(4, 1600)).astype(np.float32)
+    label_sets = [["fox", "sea"], ["the waiter runs", "Paris", "one"], ["fox", "sea"], ["sea", "fox"]]
+    requests = [
+        ({"raw": noise.tolist(), "sampling_rate": 16_000}, {"candidate_labels": labels})
+        for noise, labels in zip(noises, label_sets, strict=True)
+    ]
+    groups = [model.group(model.prepare(*request)) for request in requests]
+    assert groups[0] == groups[2]
+    assert len(set(groups)) == 3
+    expected = [pipeline(noise, candidate_labels=labels) for noise, labels in zip(noises, label_sets, strict=True)]
+    assert_same(answer(model, *requests), expected)
+    assert_same(
+        [model.finish(output) for output in model.forward([model.prepare(*each) for each in requests])], expected
+    )
+    with pytest.raises(InvalidInput, match=r"inputs\.sampling_rate must be 16000, got 8000"):
+        model.prepare({"raw": [0.0] * 1600, "sampling_rate": 8000}, {"candidate_labels": ["fox"]})
+
+
+def test_a_recording_of_another_rate_is_refused_where_nothing_resamples(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match=r"inputs\.sampling_rate must be 400, got 8000"):
+        model.prepare({"raw": [0.0] * 500, "sampling_rate": 8000}, {})
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs"),
+    [
+        ("video-classification", "/etc/passwd"),
+        ("video-classification", ["http://127.0.0.1:9/film.mp4"]),
+        ("decision", {"state": "", "questions": {}, "assets": {"a": "/etc/passwd"}}),
+        ("decision", {"state": "", "questions": {}, "assets": {"a": {"data_base64": "http://127.0.0.1:9/a.png"}}}),
+        ("decision", '{"state": "", "questions": {}, "assets": {"a": "/etc/passwd"}}'),
+        ("image-classification", "/etc/passwd"),
+        ("any-to-any", {"text": "", "images": ["http://127.0.0.1:9/a.png"]}),
+        ("any-to-any", [{"role": "user", "content": [{"type": "image", "url": "http://127.0.0.1:9/a.png"}]}]),
+        ("text-to-audio", [{"role": "user", "content": [{"type": "audio", "path": "/etc/passwd"}]}]),
+    ],
+)
+def test_no_task_reads_files_or_addresses_for_a_caller(task: str, inputs: Any) -> None:
+    with pytest.raises(InvalidInput, match="not read"):
+        media.decode(inputs, task)
+
+
+def test_what_is_no_medium_is_left_as_it_is() -> None:
+    table = {"query": "which?", "table": {"url": ["http://a"], "image": ["x"], "path": ["/etc"]}}
+    assert media.decode(table, "table-question-answering") == table
+    request = {"state": {"url": "http://a", "image": "x"}, "questions": {}}
+    assert media.decode(request, "decision") == request
+    assert media.decode(json.dumps(request), "decision") == request
+    # Video readers would take bytes for the name of a file.
+    assert media.decode("L2V0Yy9wYXNzd2Q=", "video-classification").read() == b"/etc/passwd"
+
+
+def test_what_generating_refuses_is_told_to_the_caller(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
+    request = {"raw": [0.0] * 500, "sampling_rate": 400}
+
+    def refuse(*arguments: object) -> None:
+        raise ValueError("num_beams must divide")
+
+    monkeypatch.setattr(model, "_generates", lambda: True)
+    monkeypatch.setattr(model, "_run", refuse)
+    with pytest.raises(InvalidInput, match="these parameters do not fit: chunk_length_s: ValueError: num_beams must"):
+        model.forward([model.prepare(request, {"chunk_length_s": 1.0})])
+    with pytest.raises(ValueError, match="num_beams"):
+        model.forward([model.prepare(request, {})])
+
+
+def test_a_pipeline_that_generates_is_bounded_and_runs_no_code_of_the_callers(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from model_worker.runtimes.pipeline_parameters import PipelineParameters
 
     pipeline = library_pipeline("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
     assert pipeline._pipeline_calls_generate
+    # This one does not generate: what only generating knows would be ignored.
+    assert PipelineParameters(pipeline, None).known == {
+        *("chunk_length_s", "ignore_warning", "return_language", "return_timestamps", "stride_length_s")
+    }
+    monkeypatch.setattr(pipeline.model, "can_generate", lambda: True)
     parameters = PipelineParameters(pipeline, None)
     arguments, _ = parameters.check({"max_new_tokens": 5, "generate_kwargs": {"num_beams": 2}})
     assert arguments == {"max_new_tokens": 5, "generate_kwargs": {"num_beams": 2}}

@@ -224,6 +224,19 @@ def on_a_terminal(environment: dict[str, str]) -> str:
         return terminal.read(4096).decode()
 
 
+@pytest.mark.parametrize("name", ["console", "machine"])
+def test_exception_of_any_size_leaves_a_readable_traceback(name: str, request: pytest.FixtureRequest) -> None:
+    lines: Lines = request.getfixturevalue(name)
+    try:
+        raise ValueError("x" * 1_000_000 + "\n" * 100_000 + "the end")
+    except ValueError as error:
+        log_event(lines.logger, "error", "request_failed", exception=error)
+    text = lines.text()
+    assert len(text) < 20_000
+    assert "ValueError: xxx" in text
+    assert "the end" in text
+
+
 # --- floods ------------------------------------------------------------------------------------------------------
 
 

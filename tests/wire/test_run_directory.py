@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 import zmq
 
 from shared.errors import ConfigurationError
-from shared.sockets import SOCKET_PATH_BYTES_MAX, RunDirectory, bind_router
+from shared.sockets import SOCKET_PATH_BYTES_MAX, RunDirectory, bind_again, bind_router, connect_dealer, send
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
@@ -172,6 +173,40 @@ def test_no_socket_file_is_left_at_the_end(tmp_path: Path) -> None:
 
 
 # --- paths that cannot be used -----------------------------------------------------------------------------------
+
+
+def test_a_deleted_directory_is_noticed_and_made_again_unless_another_instance_has_it(tmp_path: Path) -> None:
+    directory = prepared(tmp_path / "run")
+    directory.lock()
+    for name in ("front.sock", "model.sock"):
+        leave_socket(directory.path / name)
+    assert directory.is_intact
+    shutil.rmtree(directory.path)
+    assert not directory.is_intact
+    directory.restore()
+    with pytest.raises(ConfigurationError, match=str(os.getpid())):
+        RunDirectory(directory.path).lock()
+    shutil.rmtree(directory.path)
+    with other_instance(directory.path), pytest.raises(ConfigurationError, match="in use"):
+        directory.restore()
+
+
+def test_listening_again_leaves_connections_as_they_are(tmp_path: Path) -> None:
+    directory = prepared(tmp_path / "run")
+    with zmq.Context() as context:
+        router = bind_router(context, directory.front_endpoint)
+        sockets = [router]
+        for name in (b"\x01early", b"\x01late"):
+            sockets.append(connect_dealer(context, directory.front_endpoint, name))
+            send(sockets[-1], [b"hello"])
+            assert router.recv_multipart() == [name, b"hello"]
+            (directory.path / "front.sock").unlink()
+            bind_again(router, directory.front_endpoint)
+            for dealer, sender in zip(sockets[1:], (b"\x01early", b"\x01late"), strict=False):
+                assert send(router, [sender, b"answer"])
+                assert dealer.recv_multipart() == [b"answer"]
+        for opened in sockets:
+            opened.close(linger=0)
 
 
 def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_path: Path) -> None:
