@@ -11,10 +11,10 @@ import copy
 import functools
 import json
 import logging
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NoReturn
 
 import torch
@@ -215,7 +215,7 @@ class Checkpoint:
             ) from error
         if isinstance(error, SafetensorError):
             raise LoadError(f"{where}: damaged or incomplete .safetensors file: {text}", permanent=True) from error
-        if isinstance(error, pickle.UnpicklingError):
+        if isinstance(error, UnpicklingError):
             raise LoadError(
                 f"{where}: damaged, or more than plain tensors: a pickled file that holds code is never run; "
                 "convert it to .safetensors",
