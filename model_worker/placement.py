@@ -23,6 +23,8 @@ from shared.messages import SlotName
 
 # Each library reads its own variable at its import, and without it opens a pool as wide as the machine.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Enough for all layers of a model at the shapes in use.
+KERNELS_KEPT = "32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,4 +253,7 @@ def _pins(unit: Unit, threads: int, environment: Mapping[str, str]) -> dict[str,
     ours = {variable: str(threads) for variable in THREAD_VARIABLES}
     # Tokenizing has one thread to itself, and a pool of the tokenizer's own does not survive a fork by a model's code.
     ours["TOKENIZERS_PARALLELISM"] = "false"
+    # torch keeps compiled kernels for each shape it meets on a CPU, 1,024 of them by default. Texts of all lengths
+    # bring ever new shapes: the process grows by hundreds of megabytes, and is no faster for it.
+    ours["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = KERNELS_KEPT
     return pins | {variable: value for variable, value in ours.items() if not environment.get(variable)}

@@ -168,6 +168,7 @@ class EmbeddingModel(Model):
             "padding_side": "right",
             "limit_tokens": self._limit_tokens,
             "prompts": sorted(recipe.prompts),
+            "parameters": sorted(_PARAMETERS),
         }
 
     # --- prepare ---

@@ -167,6 +167,7 @@ class GenerationModel(Model):
             "sampling": "greedy unless asked",
             "settings_not_used": self._own_settings,
             "chat_template": self._tokenizer.chat_template is not None,
+            "parameters": sorted(generation_parameters.PARAMETERS),
         }
 
     # --- load ---
