@@ -179,7 +179,8 @@ def _run_workers(settings: uvicorn.Config, listener: socket.socket) -> int:
     logger = logging.getLogger("frontend")
 
     class Master(Multiprocess):
-        """uvicorn's own, which notices at once when a worker dies during a health check, and says so."""
+        """uvicorn's own, which notices at once when a worker dies during a health check, and says so; and which takes
+        no connections while it stops."""
 
         def keep_subprocess_alive(self) -> None:
             for process in self.processes:
@@ -192,6 +193,12 @@ def _run_workers(settings: uvicorn.Config, listener: socket.socket) -> int:
                 if old is not new:
                     fields = {"pid": old.pid, "exit_code": old.exitcode, "replaced_by": new.pid}
                     log_event(logger, "warning", "front_worker_died", **fields)
+
+        def terminate_all(self) -> None:
+            # As long as this process has it open, the kernel takes connections that no worker will accept any more:
+            # clients would wait until the last open request is done, only to be cut off.
+            listener.close()
+            super().terminate_all()
 
     # Also for one worker: without a master nothing would replace it, and HUP would end it.
     master = Master(settings, sockets=[listener])

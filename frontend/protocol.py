@@ -1,8 +1,8 @@
 """The server's end of one HTTP/1.1 connection: uvicorn's own, with bounds where it has none.
 
-Owns how large a request's head may be and how long it may take, and that an offer to change protocols is passed over
-with the request left as it is. Refuses everything behind the head: bodies, deadlines and answers are the
-application's.
+Owns how large a request's head may be and how long it may take, that an offer to change protocols is passed over with
+the request left as it is, and that a stop cuts off no request on its way in. Refuses everything behind the head:
+bodies, deadlines and answers are the application's.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ HEAD_BYTES_MAX = 64 * 1024
 # From a connection's first moment, or a head's first byte, to the head's end. The same bounds hold for headers behind
 # a body, and for whatever else may stand between the pieces of one.
 HEAD_TIMEOUT_S = 20.0
+# How long the head of a request that is on its way, or the first one of a new connection, may still take to come when
+# the server stops. A client that sends at once has met a server that took its connection, and will be answered.
+LAST_HEAD_TIMEOUT_S = 1.0
 
 
 class Protocol(HttpToolsProtocol):
@@ -30,6 +33,7 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -38,6 +42,19 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_ended()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Called when the server begins to stop."""
+        self._stopping = True
+        if self._head_timer is None or self._refused:
+            super().shutdown()
+        else:
+            self.loop.call_later(LAST_HEAD_TIMEOUT_S, self._give_up_head)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self._stopping:
+            self.cycle.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -133,6 +150,10 @@ class Protocol(HttpToolsProtocol):
             self._await_head()
         elif not self.transport.is_closing():
             self.transport.close()
+
+    def _give_up_head(self) -> None:
+        if self._head_timer is not None:
+            super().shutdown()
 
     # --- offers to change protocols ------------------------------------------------------------------------------
 

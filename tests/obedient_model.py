@@ -151,7 +151,10 @@ class Obedient(Model):
     def take_steps(self, item: dict[str, Any]) -> int:
         """One long forward that shows how it goes on."""
         count = int(item["count"])
-        for _ in range(count):
+        for number in range(count):
+            if not self.is_wanted(item):
+                self.note("left_off", item.get("label", ""))
+                return number
             time.sleep(item["seconds"])
             self.report_step()
         return count

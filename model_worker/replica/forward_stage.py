@@ -88,6 +88,9 @@ class ForwardStage:
         self._computed = computed
         self._progress = progress
         self._leave = leave
+        # The jobs of the present forward, by the identity of their items.
+        self._present: dict[int, list[Job]] = {}
+        model.is_wanted = self.is_wanted
 
     def compute(self, jobs: list[Job]) -> None:
         """Ends every job of a micro-batch, or hands its output over to be finished."""
@@ -97,6 +100,11 @@ class ForwardStage:
             if batch:
                 waiting.extendleft(reversed(self._attempt(batch)))
             self._finish.flush()
+
+    def is_wanted(self, item: object) -> bool:
+        """Whether anybody still waits for this item of the present forward. Called by the model, inside `forward`."""
+        jobs = self._present.get(id(item))
+        return jobs is None or any(job.wanted for job in jobs)
 
     def _attempt(self, batch: list[Job]) -> list[list[Job]]:
         """One forward; returns what to try in its place if it failed."""
@@ -115,6 +123,9 @@ class ForwardStage:
 
     def _step(self, batch: list[Job]) -> list[object]:
         started_s = time.perf_counter()
+        for job in batch:
+            # One object may be the item of several jobs: a short text, a small number.
+            self._present.setdefault(id(job.item), []).append(job)
         self._progress.begin_step()
         try:
             outputs = one_output_per_item(self._model.forward([job.item for job in batch]), len(batch))
@@ -124,6 +135,7 @@ class ForwardStage:
             for job in batch:
                 job.forward_ms = forward_ms
                 job.batch_size = len(batch)
+            self._present.clear()
             self._progress.end_step()
         for output in outputs:
             if isinstance(output, Exception) and faults.is_device_fault(output):

@@ -19,6 +19,11 @@ def _ignore_step() -> None:
     """Stands in until the model process sets its own."""
 
 
+def _always_wanted(item: object) -> bool:
+    """Stands in until the model process sets its own."""
+    return True
+
+
 class Model:
     """One loaded model. Only `load` and `forward` have to be written.
 
@@ -43,6 +48,10 @@ class Model:
     report_step: Callable[[], None] = staticmethod(_ignore_step)
     """Call it in a long `forward` after each part, such as a decode step: the process counts as hung, and is replaced,
     when `batch_timeout_s` pass without a report or an end."""
+
+    is_wanted: Callable[[object], bool] = staticmethod(_always_wanted)
+    """Ask it in a long `forward`, with one of its items, whether anybody still waits for that one: its client may have
+    left, or its deadline passed. The output of an item that nobody waits for is thrown away, whatever it is."""
 
     def load(self, device: str) -> None:
         """Loads the weights onto `device` (`cpu`, `cuda:0`, `mps`). Called once, before anything else.

@@ -8,7 +8,7 @@ and penalised ones are computed alone. Refuses prompts that do not fit and numbe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -130,7 +130,7 @@ class GenerationModel(Model):
             return [output for item in items for output in self.forward([item])]
         lengths = [len(item.ids) for item in items]
         device = self._model.device
-        rows = _Rows(items, self._decoder, self._end_ids, self.report_step)
+        rows = _Rows(self, items, self._decoder, self._end_ids)
         with torch.inference_mode(), _seeded(items, device):
             self._model.generate(
                 input_ids=padding.pad([item.ids for item in items], self._pad_token_id, "left").to(device),
@@ -259,13 +259,12 @@ class GenerationModel(Model):
 
 
 class _Rows(StoppingCriteria):
-    """Ends each row of a batch by itself: at its end token, its stop strings, its number of tokens, or its NaNs."""
+    """Ends each row of a batch by itself: at its end token, its stop strings, its number of tokens, or its NaNs, and as
+    soon as nobody waits for it any more."""
 
-    def __init__(
-        self, items: Sequence[_Item], decoder: Any, end_ids: frozenset[int], report_step: Callable[[], None]
-    ) -> None:
+    def __init__(self, model: Model, items: Sequence[_Item], decoder: Any, end_ids: frozenset[int]) -> None:
+        self._model = model
         self._items = items
-        self._report_step = report_step
         self._decoder = decoder
         self._end_ids = end_ids
         self._generated: list[list[int]] = [[] for _ in items]
@@ -274,8 +273,10 @@ class _Rows(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **keywords: Any) -> torch.Tensor:
         """Called after each step; bool [rows], True for rows that are done."""
-        self._report_step()
+        self._model.report_step()
         for index, token in enumerate(input_ids[:, -1].tolist()):
+            if self._endings[index] is None and not self._model.is_wanted(self._items[index]):
+                self._endings[index] = RequestError("nobody waits for this answer any more", code=Code.CANCELLED)
             if self._endings[index] is None:
                 self._generated[index].append(token)
                 self._endings[index] = self._ending(index, token)

@@ -40,6 +40,16 @@ _TOKENIZER_LIMIT_MAX = 10**6
 """Tokenizers that know no limit report a huge number (10**30) instead."""
 
 
+_HUB_REFUSALS: dict[int | str, str] = {
+    401: "there is no such model, or it is private: set HF_TOKEN to a token that may read it",
+    403: "the token in HF_TOKEN may not read this model",
+    404: "there is no such model or revision: check the spelling of both",
+    429: "too many requests from here; it wants them later, or with a token in HF_TOKEN",
+    "gated": "a gated model: ask for access on its page, then set HF_TOKEN to a token that has it",
+}
+_PERMANENT_HUB_REFUSALS = frozenset({401, 403, 404, "gated"})
+
+
 class Checkpoint:
     """One model's files, and the ways to load from them. Main thread only."""
 
@@ -223,14 +233,31 @@ class Checkpoint:
             ) from error
         if isinstance(error, ImportError):
             raise LoadError(f"{where}: a package is missing: {text}", permanent=True) from error
-        if isinstance(error, hub_errors.GatedRepoError):
+        refusal = _hub_refusal(error)
+        if refusal is not None:
+            status = refusal.response.status_code
+            said = "gated" if isinstance(refusal, hub_errors.GatedRepoError) else status
+            meaning = _HUB_REFUSALS.get(said, "try again later")
             raise LoadError(
-                f"{where}: access to it has to be granted on the hub first: {text}", permanent=True
+                f"{where}: the hub answers {status}: {meaning}", permanent=said in _PERMANENT_HUB_REFUSALS
             ) from error
-        if isinstance(error, (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError)):
-            raise LoadError(f"{where}: not on the hub: {text}", permanent=True) from error
         permanent = self.source.is_local and isinstance(error, (OSError, ValueError, KeyError, TypeError))
         raise LoadError(f"{where}: {type(error).__name__}: {text}", permanent=permanent) from error
+
+
+def _hub_refusal(error: BaseException) -> hub_errors.HfHubHTTPError | None:
+    """What the hub said of the whole model, if that is the cause: transformers words most of it as a failed connection.
+
+    A single file that is not there is something else: transformers looks for many, and says which one it needs.
+    """
+    cause: BaseException | None = error
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, hub_errors.HfHubHTTPError) and not isinstance(cause, hub_errors.EntryNotFoundError):
+            return cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def resolve_dtype(dtype: str, device: str) -> Any:
@@ -304,8 +331,9 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """No progress bars, no load reports; from now on transformers' messages go where all other log lines go."""
+    """No progress bars, no load reports; from now on the libraries' messages go where all other log lines go."""
     disable_progress_bars()
+    logging.getLogger("huggingface_hub").handlers.clear()
     draws_bar = tqdm.std.tqdm.__init__
     tqdm.std.tqdm.__init__ = functools.partialmethod(draws_bar, disable=True)
     transformers_logging.disable_default_handler()

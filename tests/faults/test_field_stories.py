@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +83,7 @@ def test_process_killed_while_it_loads_is_told_as_killed_and_not_as_silence(jour
         os.kill(service.model_pids()["m/0"], signal.SIGKILL)
         wait_for(lambda: service.slots()["m/0"]["incarnation"] == 2, "it is started again")
         said = "killed by signal 9, probably out of memory while it loaded"
-        assert said in service.http.get("/readyz").text
+        wait_for(lambda: said in service.http.get("/readyz").text, "/readyz says why", 5)
         assert said in service.slots()["m/0"]["reason"]
         assert said in service.log("server.log")
 
@@ -147,3 +153,83 @@ def test_many_clients_with_different_truncation_get_what_one_client_gets(tmp_pat
             else:
                 assert answer.text == alone[number].text
         assert service.model_pids()["m/0"] == pid
+
+
+@pytest.mark.parametrize("leaves", ["the client", "its deadline"])
+def test_a_long_forward_that_nobody_waits_for_makes_room_for_the_next(journal: Path, leaves: str) -> None:
+    inputs = {"do": "steps", "seconds": 0.05, "count": 1200, "label": "left"}
+    with Service([obedient(journal)]) as service:
+        pid = service.wait_ready().model_pids()["m/0"]
+        if leaves == "its deadline":
+            assert service.ask("m", inputs, timeout_s=0.5).status_code == 504
+        else:
+            body = json.dumps({"inputs": inputs}).encode()
+            with socket.create_connection(("127.0.0.1", service.port)) as client:
+                head = f"POST /models/m HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                client.sendall(head.encode() + body)
+                wait_for(lambda: count(journal, "forwarded", "left"), "the forward started")
+        wait_for(lambda: count(journal, "left_off", "left"), "the forward was left off", 10)
+        assert service.ask("m", {"do": "echo", "value": 1}).json() == 1
+        assert service.model_pids()["m/0"] == pid
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Refuses every model in the way that its name says."""
+
+    def do_GET(self) -> None:
+        status, code = next((answer for name, answer in REFUSALS.items() if name in self.path), (404, ""))
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Says nothing."""
+
+
+REFUSALS = {
+    "private": (401, "RepoNotFound"),
+    "forbidden": (403, ""),
+    "gated": (403, "GatedRepo"),
+    "missing": (404, "RepoNotFound"),
+}
+
+
+@contextmanager
+def hub() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_each_refusal_of_the_hub_is_told_once_in_its_own_words_and_without_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = "hf_nobodymayreadthisone"
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    models = [
+        {"name": name, "model": f"org/{name}", "task": "text-classification", "device": "cpu"} for name in REFUSALS
+    ]
+    with hub() as endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        with Service(models, server={"parallel_loads": 4}) as service:
+            assert service.server
+            assert service.server.wait(120) == 70
+            log = service.log("server.log")
+    reasons = {name: log.rpartition(f"{name}/0: ")[2].partition("; ")[0] for name in REFUSALS}
+    assert "no such model, or it is private" in reasons["private"]
+    assert "may not read this model" in reasons["forbidden"]
+    assert "a gated model" in reasons["gated"]
+    assert "no such model or revision" in reasons["missing"]
+    assert log.count("replica_spawned") == len(REFUSALS)
+    assert token not in log

@@ -275,6 +275,28 @@ def test_open_request_is_answered_before_a_stop() -> None:
         assert "Traceback" not in front.log()
 
 
+def test_new_connection_is_refused_at_once_while_an_open_request_finishes() -> None:
+    with Front(workers=2) as front, StubBroker(front.run_dir, behave=lambda request: []) as broker:
+        front.wait_ready()
+        with front.connect() as connection:
+            connection.sendall(raw_request("/models/echo", b'{"inputs": 1}'))
+            wait_for(lambda: broker.requests, "it is under way")
+            front.signal(signal.SIGTERM)
+            wait_for(lambda: refuses(front), "new connections are refused")
+            connection.setblocking(False)
+            # Neither answered nor cut off: it is still being worked on.
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+
+
+def refuses(front: Front) -> bool:
+    try:
+        front.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def test_stop_whose_grace_is_over_answers_what_is_left() -> None:
     def half(request: Request) -> Sequence[Step]:
         return [Piece(value="a")] if request.header.stream else []

@@ -41,12 +41,19 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 class Peer:
     """A client's end."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: ServerState) -> None:
         self.reader = reader
         self.writer = writer
+        self._server = server
 
     def send(self, data: bytes) -> None:
         self.writer.write(data)
+
+    async def stop_server(self) -> None:
+        """What uvicorn does with its connections when it stops, once what was sent has been read."""
+        await asyncio.sleep(0.1)
+        for connection in list(self._server.connections):
+            connection.shutdown()
 
     async def all(self) -> list[tuple[int, str]]:
         """Status and body of each answer until the server closes the connection."""
@@ -63,14 +70,15 @@ class Peer:
 def run(work: Callable[[Peer], Awaitable[None]]) -> None:
     async def main() -> None:
         config = uvicorn.Config(echo, ws="none", log_config=None)
+        state = ServerState()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: Protocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+            lambda: Protocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
         )
         async with asyncio.timeout(30), server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             try:
-                await work(Peer(reader, writer))
+                await work(Peer(reader, writer, state))
             finally:
                 writer.transport.abort()
                 # Both ends hear of it.
@@ -211,6 +219,43 @@ def test_head_that_does_not_end_is_cut_off_even_if_it_goes_on(
             if beginning:
                 peer.send(b"x")
         assert (await ended).count(b"HTTP/1.1") == beginning.count(b"early")
+
+    run(work)
+
+
+# --- a stop ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("earlier", [b"", raw_request("/", b"earlier")], ids=["first", "later"])
+@pytest.mark.parametrize("cut", [0, 20, 10_000], ids=["not begun", "in its head", "whole"])
+def test_request_on_its_way_when_the_server_stops_is_answered_and_the_connection_closed(
+    earlier: bytes, cut: int
+) -> None:
+    data = raw_request("/", b"last")
+
+    async def work(peer: Peer) -> None:
+        peer.send(earlier + data[:cut])
+        await peer.stop_server()
+        answers = [(200, "POST:earlier")] if earlier else []
+        # One that has not begun on a connection that has served its first is no request on its way.
+        if cut or not earlier:
+            peer.send(data[cut:])
+            answers.append((200, "POST:last"))
+        assert await peer.all() == answers
+
+    run(work)
+
+
+@pytest.mark.parametrize("beginning", [b"", b"GET / HTTP/1.1\r\nX: "], ids=["nothing", "half a head"])
+def test_connection_that_brings_no_request_does_not_hold_up_a_stop(
+    monkeypatch: pytest.MonkeyPatch, beginning: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "LAST_HEAD_TIMEOUT_S", 0.1)
+
+    async def work(peer: Peer) -> None:
+        peer.send(beginning)
+        await peer.stop_server()
+        assert await peer.all() == []
 
     run(work)
 

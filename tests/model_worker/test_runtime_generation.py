@@ -141,6 +141,22 @@ def test_a_stop_string_ends_its_own_row_and_is_not_part_of_the_answer(directorie
     assert other == whole
 
 
+def test_a_row_that_nobody_waits_for_ends_at_the_next_step_and_the_others_go_on(directories: dict[str, Path]) -> None:
+    model = load(directories["GPT2LMHeadModel"])
+    left, stays = (model.prepare(prompt, {"max_new_tokens": NEW_TOKENS}) for prompt in PROMPTS[:2])
+    asked = itertools.count()
+    model.is_wanted = lambda item: item is stays or next(asked) < 3
+    abandoned, answered = model.forward([left, stays])
+    assert isinstance(abandoned, RequestError)
+    assert abandoned.code is Code.CANCELLED
+    assert model.finish(answered)["generated_tokens"] == NEW_TOKENS
+    model.is_wanted = lambda item: False
+    steps = itertools.count()
+    model.report_step = lambda: next(steps)
+    model.forward([left])
+    assert next(steps) == 1
+
+
 def test_a_seed_gives_the_same_answer_whatever_shares_the_batch(directories: dict[str, Path]) -> None:
     model = loaded(directories["GPT2LMHeadModel"])
     seeded = (PROMPTS[1], {"max_new_tokens": NEW_TOKENS, "temperature": 1.5, "seed": 7})
