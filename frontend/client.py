@@ -63,7 +63,7 @@ class RequestOptions(TypedDict, total=False):
     priority: int
     """A lower one is more urgent. Default 0."""
     request_id: str
-    """Goes into the logs of every process that sees the request."""
+    """Goes into the logs of every process that sees the request. Default: the call's `id` in hexadecimal."""
     traceparent: str
     """W3C trace context, passed on."""
 
@@ -93,8 +93,10 @@ class ModelClient:
             self._configured = ()
         self._pending = PendingTable(count_max=PENDING_COUNT_MAX, bytes_max=PENDING_BYTES_MAX)
         self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
-        # The halves of a request id: one that no other connection has, and one that counts.
-        self._id_prefix = os.urandom(8)
+        self._met_server = asyncio.Event()
+        # The halves of a request id: one that no other connection has, and one that counts. The first is drawn anew at
+        # opening: an object that was made before a fork is opened by each child.
+        self._id_prefix = b""
         self._counter = itertools.count()
         self._cancels: list[RequestId] = []
         self._flush_handle: asyncio.Handle | None = None
@@ -119,6 +121,7 @@ class ModelClient:
             ConfigurationError: the run directory's path cannot hold sockets.
         """
         if self._connection is not None:
+            self._check_process()
             raise UsageError("this ModelClient is open already: make one for each event loop")
         self._connection = Connection(
             self._run_directory.front_endpoint,
@@ -128,6 +131,7 @@ class ModelClient:
         )
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
+        self._id_prefix = os.urandom(8)
 
     def close(self) -> None:
         """Ends every open request with `server_unavailable`, here and at the model server. May be called twice."""
@@ -149,14 +153,20 @@ class ModelClient:
     def _opened(self) -> Connection:
         if self._connection is None:
             raise UsageError("this ModelClient is not open: use `async with ModelClient(...) as client:`")
-        if self._pid != os.getpid():
-            raise UsageError(f"this ModelClient belongs to process {self._pid}: make one in this process")
+        self._check_process()
         try:
             if self._loop is not asyncio.get_running_loop():
                 raise UsageError("this ModelClient belongs to another event loop: make one in this loop")
         except RuntimeError:
             raise UsageError("a ModelClient is used from coroutines, on the event loop that opened it") from None
         return self._connection
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise UsageError(
+                f"this ModelClient was opened by process {self._pid} and inherited by fork: open one in this process, "
+                "such as in the application's lifespan"
+            )
 
     def _opened_loop(self) -> asyncio.AbstractEventLoop:
         self._opened()
@@ -262,7 +272,7 @@ class ModelClient:
             priority=options.get("priority", 0),
             stream=isinstance(call, StreamCall),
             retryable=True,
-            request_id=options.get("request_id", ""),
+            request_id=options.get("request_id") or call.id.hex(),
             traceparent=options.get("traceparent", ""),
             payload=tuple(payload),
             body_bytes=sum(memoryview(frame).nbytes for frame in payload),
@@ -293,6 +303,15 @@ class ModelClient:
         if not self.server_heard() or self.server_draining():
             return False
         return any(state.name == model and state.replicas_ready > 0 for state in self.models())
+
+    async def wait_for_server(self, timeout_s: float) -> bool:
+        """Returns as soon as the model server has been heard once, or after `timeout_s` seconds; whether it was."""
+        self._opened()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._met_server.wait()
+        except TimeoutError:
+            return False
 
     def server_heard(self) -> bool:
         """Whether the model server was heard within the last 3 s."""
@@ -394,6 +413,7 @@ class ModelClient:
     # --- receiving -----------------------------------------------------------------------------------------------
 
     def _reopened(self, aftermath: Aftermath) -> None:
+        self._met_server.set()
         if aftermath is not Aftermath.KEPT:
             for request in self._pending.unsend(started_too=aftermath is Aftermath.LOST):
                 request.waiter.fail(

@@ -19,7 +19,7 @@ import zmq
 
 from frontend.link import Aftermath, Say, ServerLink
 from shared.errors import ProtocolError
-from shared.logs import RateLimiter, log_event
+from shared.logs import Level, RateLimiter, log_event
 from shared.messages import FrontHello, FrontPulse, Message, ServerPulse, Welcome
 from shared.sockets import Buffer, connect_dealer, drain, send
 from shared.version import VERSION
@@ -70,11 +70,18 @@ class Connection:
         self._look_again()
         if not sent:
             if self.link.is_up:
-                log_event(logger, "warning", "server_disconnected", epoch=self.link.epoch)
+                log_event(logger, self._loss_level(), "server_disconnected", epoch=self.link.epoch)
             self.link.not_connected()
         return sent
 
+    def _loss_level(self) -> Level:
+        """A server that goes after it has said that it is about to stop is no news."""
+        return "info" if self.link.draining else "warning"
+
     def close(self) -> None:
+        """Says goodbye, and ends the connection."""
+        if self.link.is_up:
+            self.send(FrontPulse(pending=0, leaving=True))
         self._loop.remove_reader(self._fd)
         self._tick_handle.cancel()
         if self._receive_handle is not None:
@@ -137,7 +144,7 @@ class Connection:
         was_up = self.link.is_up
         say = self.link.tick(self._loop.time())
         if was_up and not self.link.is_up:
-            log_event(logger, "warning", "server_silent", epoch=self.link.epoch, pending=self._pending_count())
+            log_event(logger, self._loss_level(), "server_silent", epoch=self.link.epoch, pending=self._pending_count())
         self._say(say)
         self._tick_handle = self._loop.call_later(TICK_S, self._tick)
 

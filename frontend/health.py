@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
-from frontend.responses import error_headers, status_of
+from frontend.responses import json_response
 from frontend.server_metrics import ServerCollector
 from frontend.services import Services
-from frontend.surfaces.native import error_body
 from shared.errors import RequestError
-from shared.json_text import dump_json
 from shared.messages import ModelState, Snapshot
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Prometheus waits 10 s for a scrape; half of our numbers are better than none.
 SCRAPE_TIMEOUT_S = 2.0
+NOT_HEARD = "the model server was not heard within 3 s"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Readiness:
 
     def response(self) -> Response:
         headers = {} if self.ready else {"retry-after": "1"}
-        return _json(dataclasses.asdict(self), 200 if self.ready else 503, headers)
+        return json_response(dataclasses.asdict(self), 200 if self.ready else 503, headers)
 
 
 def readiness(client: ModelClient, required_names: frozenset[str]) -> Readiness:
@@ -53,7 +54,7 @@ def readiness(client: ModelClient, required_names: frozenset[str]) -> Readiness:
     models |= {name: {"state": "unknown", "reason": "the model server does not serve it"} for name in missing}
     unready = [state.name for state in states if state.required and state.replicas_ready == 0]
     if not client.server_heard():
-        reason = "the model server was not heard within 3 s"
+        reason = NOT_HEARD
     elif client.server_draining():
         reason = "the model server is about to stop"
     elif not states:
@@ -63,6 +64,19 @@ def readiness(client: ModelClient, required_names: frozenset[str]) -> Readiness:
     else:
         return Readiness(True, "", models)
     return Readiness(False, reason, models)
+
+
+def why_not_started(client: ModelClient, required_names: frozenset[str]) -> str:
+    """What is still missing; nothing once every required model has been ready in this life of the model server.
+
+    What happens later is for `readiness` to say. The model server's last word counts, also when it is not heard now.
+    """
+    was_ready = {state.name: state.was_ready for state in client.models()}
+    required = required_names | {state.name for state in client.models() if state.required}
+    waiting = sorted(name for name in required if not was_ready.get(name, False))
+    if not was_ready:
+        return "no model is configured" if client.server_heard() else NOT_HEARD
+    return f"not ready yet: {', '.join(waiting)}" if waiting else ""
 
 
 def _model(state: ModelState) -> dict[str, object]:
@@ -76,13 +90,11 @@ def _model(state: ModelState) -> dict[str, object]:
 
 
 class HealthRoutes:
-    """The handlers, with what they remember between calls."""
+    """The handlers. They remember nothing, so that each front worker, however young, says the same."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._required = frozenset(model.name for model in services.config.models if model.required)
-        # A service has started once it was ready once; what happens later is for `/readyz` to say.
-        self._started = False
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["operations"], default_response_class=Response)
@@ -100,31 +112,29 @@ class HealthRoutes:
 
     async def livez(self) -> Response:
         """This front worker's event loop runs. Says nothing about models."""
-        return _json({"live": True})
+        return json_response({"live": True})
 
     async def readyz(self) -> Response:
         """Every required model takes requests; 503 if not, and while the model server drains."""
-        return self._readiness().response()
+        return readiness(self._services.client, self._required).response()
 
     async def startupz(self) -> Response:
-        """Every required model has been ready once; 503 until then."""
-        if self._started:
-            return _json({"started": True})
-        return self._readiness().response()
+        """Every required model has been ready since the model server was started; 503 until then."""
+        reason = why_not_started(self._services.client, self._required)
+        if reason:
+            return json_response({"started": False, "reason": reason}, 503, {"retry-after": "1"})
+        return json_response({"started": True})
 
     async def status(self, request: Request) -> Response:
         """Everything the model server knows: slots, processes, queues, totals. Needs a key where models do."""
-        try:
-            self._services.keys.check(dict(request.scope["headers"]))
-            snapshot = await self._services.client.inspect()
-        except RequestError as error:
-            headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-            return _json_text(error_body(error.message, error.code), status_of(error), headers)
-        return _json(dataclasses.asdict(snapshot))
+        self._services.keys.check(dict(request.scope["headers"]))
+        snapshot = await self._services.client.inspect()
+        return json_response(dataclasses.asdict(snapshot))
 
     async def metrics(self) -> Response:
         """Prometheus: the totals of all front workers, and the model server's numbers."""
-        registry = await asyncio.to_thread(self._services.metrics.registry)
+        registry = CollectorRegistry()
+        registry.register(_Families(await asyncio.to_thread(self._services.metrics.families)))
         registry.register(ServerCollector(await self._snapshot()))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -135,15 +145,12 @@ class HealthRoutes:
             # The family `headwaiter_model_server_up` says so.
             return None
 
-    def _readiness(self) -> Readiness:
-        found = readiness(self._services.client, self._required)
-        self._started = self._started or found.ready
-        return found
 
+class _Families(Collector):
+    """Families that are there already."""
 
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return _json_text(dump_json(value), status, headers)
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
 
-
-def _json_text(body: bytes, status: int, headers: dict[str, str] | None = None) -> Response:
-    return Response(body, status, headers, media_type="application/json")
+    def collect(self) -> list[Metric]:
+        return self._families

@@ -4,26 +4,42 @@ Owns the metric families of the HTTP side and the files behind them. Each master
 has a directory below the run directory, and each of its workers holds a numbered place in it. A worker that takes
 over a dead one's place goes on from its numbers, so totals never jump back and files never pile up. Places are held
 by `flock`, which ends with its holder, however that ends.
+
+The files may be deleted at any time, with the whole run directory. Counting goes on in them all the same, because all
+are open from the start; `keep` puts copies where they were, and goes on in those.
 """
 
 from __future__ import annotations
 
 import fcntl
 import itertools
+import logging
 import multiprocessing
 import os
 import shutil
+import struct
 from functools import cache
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client import Counter, Gauge, Histogram, values
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from shared.errors import ConfigurationError
+from shared.logs import log_event
+from shared.sockets import RunDirectory
+
+logger = logging.getLogger("frontend")
 
 METRICS_DIRECTORY = "metrics"
 # What the library reads the directory from.
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+# The library's files of one worker: a kind of metric, and for gauges how they are added up. The place follows.
+FILE_KINDS = ("counter", "histogram", "gauge_livesum")
+# A file of the library's that holds nothing: how many bytes of it are used, and padding.
+EMPTY_FILE = struct.pack("=ii", 8, 0)
+# A family that is never shown.
+PLACEHOLDER = "headwaiter_placeholder"
 # From a cached embedding to a long generation.
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 
@@ -35,17 +51,23 @@ class FrontMetrics:
         ConfigurationError: nothing can be written below the run directory.
     """
 
-    def __init__(self, run_directory: Path) -> None:
-        parent = run_directory / METRICS_DIRECTORY
+    def __init__(self, run_directory: RunDirectory) -> None:
+        self._run_directory = run_directory
+        self._parent = run_directory.path / METRICS_DIRECTORY
         try:
-            self._directory = _claim_directory(parent)
+            self._directory = _claim_directory(self._parent)
             self._place, self._lock = _claim_place(self._directory)
+            self._files = self._open_files()
         except OSError as error:
-            raise ConfigurationError(f"cannot keep totals in {parent}: {error.strerror}; check run_dir") from None
+            raise ConfigurationError(f"cannot keep totals in {self._parent}: {error.strerror}; check run_dir") from None
         os.environ[DIRECTORY_VARIABLE] = str(self._directory)
         # The library's way to name the files by something else than the pid. Pids are used again by the system, and
-        # a new one for each restart would leave a file behind each time.
+        # a new one for each restart would leave a file behind each time. When the name changes, the library goes on
+        # in the files of the new name, from the numbers in them.
         values.ValueClass = values.MultiProcessValue(lambda: self._place)  # type: ignore[no-untyped-call]
+        for kind in ("counter", "histogram"):
+            # Otherwise the library would open a file only with the first value in it, in the middle of a request.
+            values.ValueClass(kind, PLACEHOLDER, PLACEHOLDER, (), (), "")
         self._requests = Counter(
             "headwaiter_requests",
             "Requests that ended, by model, route and HTTP status; 499 is a client that left.",
@@ -75,6 +97,8 @@ class FrontMetrics:
         self._requests_of = cache(self._requests.labels)
         self._seconds_of = cache(self._seconds.labels)
         self._body_bytes_of = cache(self._body_bytes.labels)
+        # Whether the log says already that they cannot be put back.
+        self._are_files_lost = False
 
     def request_began(self) -> None:
         self._inflight.inc()
@@ -85,21 +109,83 @@ class FrontMetrics:
         self._seconds_of(model, route).observe(duration_s)
         self._body_bytes_of(model, route).inc(body_bytes)
 
-    def registry(self) -> CollectorRegistry:
-        """The families, with the totals of all workers at this moment. Reads a few small files."""
-        self._forget_dead_gauges()
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(self._directory))  # type: ignore[no-untyped-call]
-        return registry
+    def families(self) -> list[Metric]:
+        """The totals of all workers at this moment; nothing while the files are gone. Reads a few small files, and may
+        run on any thread."""
+        try:
+            self._forget_dead_gauges()
+            files = [str(file) for file in self._directory.glob("*.db")]
+            families = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [family for family in families if family.name != PLACEHOLDER]
+
+    def keep(self) -> None:
+        """Puts the files back, with everything counted so far, if somebody has deleted them. To be called now and
+        then; does hardly anything as long as they are there."""
+        if self._are_files_there():
+            return
+        try:
+            self._move()
+        except (OSError, ConfigurationError) as error:
+            if not self._are_files_lost:
+                remedy = "/metrics lacks the totals of requests until the directory can be made"
+                fields = {"directory": str(self._directory), "reason": str(error), "remedy": remedy}
+                log_event(logger, "error", "metrics_lost", **fields)
+            self._are_files_lost = True
+        else:
+            log_event(logger, "warning", "metrics_restored", directory=str(self._directory))
+            self._are_files_lost = False
 
     def close(self) -> None:
         """Leaves the place to the next worker. Nothing may be counted afterwards."""
         values.ValueClass.close_all_files()
-        os.close(self._lock)
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        for descriptor in (*self._files.values(), self._lock):
+            os.close(descriptor)
+
+    def _open_files(self) -> dict[Path, int]:
+        """A descriptor of each file at this worker's place, through which it can be read after it was deleted. Makes
+        those that are not there."""
+        opened = {}
+        for kind in FILE_KINDS:
+            file = _file(self._directory, kind, self._place)
+            if not file.exists():
+                _write(file, EMPTY_FILE)
+            opened[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        return opened
+
+    def _are_files_there(self) -> bool:
+        return all(_is_same(file, descriptor) for file, descriptor in self._files.items())
+
+    def _move(self) -> None:
+        """Goes on in copies of the files, at a place that nobody has used."""
+        self._run_directory.prepare()
+        directory = _claim_directory(self._parent)
+        place, lock = _claim_place(directory, moving_from=self._place)
+        try:
+            for kind, (file, descriptor) in zip(FILE_KINDS, self._files.items(), strict=True):
+                content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+                if _is_same(file, descriptor):
+                    # Only some were deleted; what is in this one would be counted twice.
+                    file.unlink()
+                _write(_file(directory, kind, place), content)
+        except OSError:
+            for kind in FILE_KINDS:
+                _file(directory, kind, place).unlink(missing_ok=True)
+            os.close(lock)
+            raise
+        self._close_descriptors()
+        self._directory, self._place, self._lock = directory, place, lock
+        self._files = self._open_files()
+        # The library notices the new place with the first use.
+        self._inflight.inc(0)
 
     def _forget_dead_gauges(self) -> None:
         """What a dead worker had under way is not under way any more; what it has counted stays counted."""
-        for file in self._directory.glob("gauge_live*_*.db"):
+        for file in self._directory.glob("gauge_live*.db"):
             place = int(file.stem.rpartition("_")[2])
             lock = None if place == self._place else _try_lock(_lock_file(self._directory, place))
             if lock is not None:
@@ -141,19 +227,42 @@ def _start_ticks(pid: int) -> int:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-def _claim_place(directory: Path) -> tuple[int, int]:
-    """The lowest place that nobody holds, and the descriptor whose lock holds it."""
+def _claim_place(directory: Path, *, moving_from: int | None = None) -> tuple[int, int]:
+    """The lowest place that nobody holds, and the descriptor whose lock holds it; for a worker that moves, another
+    place than its last one, and one without files, because it brings its own."""
     for place in itertools.count():
+        is_used = place == moving_from or any(_file(directory, kind, place).exists() for kind in FILE_KINDS)
+        if moving_from is not None and is_used:
+            continue
         lock = _try_lock(_lock_file(directory, place))
         if lock is not None:
-            for gauge in directory.glob(f"gauge_live*_{place}.db"):
-                gauge.unlink()
+            # What a dead worker had under way is not under way any more.
+            _file(directory, "gauge_livesum", place).unlink(missing_ok=True)
             return place, lock
     raise AssertionError("unreachable")
 
 
 def _lock_file(directory: Path, place: int) -> Path:
     return directory / f"{place}.lock"
+
+
+def _file(directory: Path, kind: str, place: int) -> Path:
+    return directory / f"{kind}_{place}.db"
+
+
+def _is_same(file: Path, descriptor: int) -> bool:
+    """Whether the name still leads to the open file."""
+    try:
+        return os.path.samestat(file.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Makes a file that a scrape finds whole, or not at all."""
+    unfinished = file.with_suffix(".new")
+    unfinished.write_bytes(content)
+    unfinished.rename(file)
 
 
 def _try_lock(file: Path) -> int | None:

@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 
 from frontend.responses import status_of
 from frontend.surfaces.base import Surface
-from shared.errors import Code, RequestError
+from shared.errors import Code, RequestError, UnknownModel
 
 HEADERS: list[dict[str, Any]] = [
     {
@@ -46,7 +46,7 @@ ERROR_EXAMPLES: dict[int, RequestError] = {
     for error in (
         RequestError("the request body is not JSON: unexpected character, at line 1, column 3", code=Code.BAD_REQUEST),
         RequestError("this service needs an API key: send it as `Authorization: Bearer KEY`", code=Code.UNAUTHORIZED),
-        RequestError("no model is called 'x'; known: minilm", code=Code.UNKNOWN_MODEL),
+        UnknownModel("x", ["minilm"]),
         RequestError("a request body of 99 bytes is larger than this service takes", code=Code.TOO_LARGE),
         RequestError("parameters is a string, not an object", code=Code.INVALID_INPUT),
         RequestError("1024 requests wait for this model already", code=Code.OVERLOADED),
@@ -120,8 +120,11 @@ def describe(app: FastAPI, surfaces: Iterable[Surface]) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            for surface in surfaces:
-                schema["paths"] = surface.openapi_paths() | schema["paths"]
+            ours = {path: item for surface in surfaces for path, item in surface.openapi_paths().items()}
+            # One path may have operations of both.
+            schema["paths"] = {
+                path: ours.get(path, {}) | schema["paths"].get(path, {}) for path in [*ours, *schema["paths"]]
+            }
             schema.setdefault("components", {})["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
             app.openapi_schema = schema
         return app.openapi_schema

@@ -9,7 +9,10 @@ import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.responses import Response
+
 from shared.errors import Code, RequestError
+from shared.json_text import dump_json
 from shared.messages import Timings
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -70,6 +73,11 @@ def error_headers(error: RequestError) -> HeaderList:
     if error.code in _NOT_TO_BE_RETRIED:
         headers.append((b"x-should-retry", b"false"))
     return headers
+
+
+def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """For routes that FastAPI calls."""
+    return Response(dump_json(value), status, headers, media_type="application/json")
 
 
 def server_timing(timings: Timings) -> bytes:

@@ -48,6 +48,7 @@ def request_arrived(
         stream=header.stream,
         retryable=header.retryable,
         digest=digest,
+        request_id=header.request_id,
     )
 
 

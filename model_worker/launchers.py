@@ -156,8 +156,8 @@ def guard_child(spec: ReplicaSpec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Not a Python handler: that would wait for the end of a C call. Whoever wants a clean end sends a message.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Works while a C call holds the GIL, unlike anything written in Python.
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=False)
+    # Works while a C call holds the GIL, unlike anything written in Python, and whatever the model does to its stderr.
+    faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True, chain=False)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _close_stdin()
     if spec.cores:

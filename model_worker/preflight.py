@@ -28,7 +28,7 @@ class Preflight:
     inventory: Inventory
     slots: tuple[Slot, ...]
     weights_bytes: dict[str, int | None]
-    """By model name; None where it cannot be told before loading (a hub id, a class of the user's own)."""
+    """By model name; None where it cannot be told before loading (a hub id, a user's own class, broken files)."""
 
     def broker_settings(self) -> BrokerSettings:
         server = self.config.server
@@ -64,6 +64,8 @@ def preflight(
 ) -> Preflight:
     """Checks paths and tasks, places every replica, and adds up the memory.
 
+    What is wrong with a model that is not `required` does not keep the others from serving: its process finds out.
+
     Raises:
         ConfigurationError: one line with the offending value and the remedy.
     """
@@ -78,14 +80,34 @@ def draft(
     """The plan without the sum of the memory, so that a plan that does not fit can still be shown.
 
     Raises:
-        ConfigurationError: a model cannot be found, or a replica cannot be placed.
+        ConfigurationError: a required model cannot be found, or a replica cannot be placed.
     """
     if not config.models:
         raise ConfigurationError("no model is configured: add a [[models]] entry, or use --model and --task")
+    config = config.model_copy(update={"models": tuple(with_task(model) for model in config.models)})
     inventory = inventory or take_inventory()
     slots = plan(config, inventory, os.environ if environment is None else environment)
     weights_bytes = {model.name: _weights_bytes(config, model, slots) for model in config.models}
     return Preflight(config, inventory, slots, weights_bytes)
+
+
+def with_task(model: ModelConfig) -> ModelConfig:
+    """The model with the task that its weights are made for, if the configuration names none.
+
+    Raises:
+        ConfigurationError: that cannot be told, and the model is required.
+    """
+    if model.task or model.is_custom:
+        return model
+    try:
+        return model.model_copy(update={"task": sources.detect_task(model.model)})
+    except ConfigurationError as error:
+        if not model.required:
+            return model
+        raise ConfigurationError(
+            f'model {model.name!r} needs a task, such as task = "text-classification" (--task text-classification): '
+            f"{error}"
+        ) from None
 
 
 def _weights_bytes(config: Config, model: ModelConfig, slots: Sequence[Slot]) -> int | None:
@@ -93,7 +115,12 @@ def _weights_bytes(config: Config, model: ModelConfig, slots: Sequence[Slot]) ->
     spec = runtime_spec(config, model)
     if spec.dtype == "auto" and any(slot.model == model.name and slot.torch_device == "cpu" for slot in slots):
         spec = replace(spec, dtype="float32")
-    return sources.check(spec)
+    try:
+        return sources.check(spec)
+    except ConfigurationError:
+        if model.required:
+            raise
+        return None
 
 
 def check_fit(drafted: Preflight) -> None:

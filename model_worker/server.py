@@ -174,6 +174,9 @@ class ModelServer:
             self._outbox.to_front(sender, self._snapshot(message.token, now_s))
             return
         front = FrontId(sender)
+        if isinstance(message, say.FrontPulse) and message.leaving:
+            self._front_left(front, now_s, "said goodbye")
+            return
         if front not in self._fronts_heard_s or isinstance(message, say.FrontHello):
             self._tell(happened.FrontJoined(front), now_s)
             self._outbox.to_front(sender, say.Welcome(self._epoch, VERSION, self._broker.model_states()))
@@ -188,9 +191,9 @@ class ModelServer:
                 for event in intake.from_front(front, message):
                     self._tell(event, now_s)
 
-    def _front_left(self, front: FrontId, now_s: float) -> None:
+    def _front_left(self, front: FrontId, now_s: float, reason: str = "unreachable") -> None:
         if self._fronts_heard_s.pop(front, None) is not None:
-            self._tell(happened.FrontLeft(front), now_s)
+            self._tell(happened.FrontLeft(front, reason), now_s)
 
     def _replica_message(self, sender: bytes, message: say.Message, frames: list[Buffer], now_s: float) -> None:
         if isinstance(message, say.ReplicaHello):

@@ -18,7 +18,7 @@ from model_worker.replica.process import run as run_model_process
 from model_worker.server import ModelServer, fresh_epoch
 from shared import logs
 from shared.config import Config
-from shared.processes import stop_with_parent
+from shared.processes import raise_open_files_limit, stop_with_parent
 from shared.sockets import RunDirectory
 
 logger = logging.getLogger("model_worker")
@@ -44,6 +44,8 @@ def run_model_server(config_file: Path | None, *, parent_pid: int | None = None)
         stop_with_parent(parent_pid)
     config = Config.load(config_file)
     logs.configure(config.logging.level, config.logging.format, program="model_worker")
+    before, now = raise_open_files_limit()
+    logs.log_event(logger, "debug", "open_files_limit_raised", before=before, now=now)
     ready = preflight(config)
     run_directory = RunDirectory(config.run_directory)
     run_directory.prepare()
@@ -66,11 +68,13 @@ def run_model_server(config_file: Path | None, *, parent_pid: int | None = None)
         stopped = server.run()
         # The core says 1 when no model can be loaded; as a process's exit code that would be any crash of Python's.
         exit_code = ExitCode.NO_MODEL_LOADED if stopped.exit_code == 1 else stopped.exit_code
-        fields = {"exit_code": int(exit_code), "reason": stopped.reason}
-        logs.log_event(logger, "error" if exit_code else "info", "server_stopped", **fields)
+        fields: dict[str, object] = {"exit_code": int(exit_code)}
         if exit_code == ExitCode.NO_MODEL_LOADED:
-            # Its own line, as a refusal before the start has, for people and for `headwaiter serve`.
+            # Told in a line of its own, as a refusal before the start is, for people and for `headwaiter serve`.
             print(f"headwaiter: {stopped.reason}", file=sys.stderr)
+        else:
+            fields["reason"] = stopped.reason
+        logs.log_event(logger, "error" if exit_code else "info", "server_stopped", **fields)
         return exit_code
     finally:
         run_directory.release()

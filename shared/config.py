@@ -124,9 +124,11 @@ class ModelConfig(_Section):
     """The name in URLs, logs and metrics."""
     model: str = Field(min_length=1)
     """What to load: a local directory or `.gguf` file, a hub id (`org/name`), `package:import_name/path` for files
-    inside an installed Python package, or `my_module:MyModel` for a class of your own."""
+    inside an installed Python package, or `my_module:MyModel` for a class of your own. A relative path starts at the
+    configuration file's directory; given as a flag or in the environment, at the working directory."""
     task: str = ""
-    """`embedding`, `text-generation`, or any task of transformers' pipelines. Not used with a class of your own."""
+    """`embedding`, `question-answering`, `text-generation`, or any task of transformers' pipelines. Default: the one
+    that the weights are made for, where their files on this machine tell it. Not used with a class of your own."""
     devices: tuple[str, ...] = ("auto",)
     """Where the replicas go: `auto`, `cpu`, `mps`, `cuda` (any free one), `cuda:N`, `N`, `GPU-…` or `MIG-…`."""
     replicas: int | None = Field(None, ge=1, le=1024)
@@ -140,7 +142,7 @@ class ModelConfig(_Section):
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Read that code first."""
     required: bool = True
-    """Whether `/readyz` waits for this model."""
+    """Whether `/readyz` waits for this model, and whether anything starts while its files are broken."""
     max_batch_size: int = Field(32, ge=1, le=65536)
     """Most requests in one batch."""
     max_batch_cost: int = Field(0, ge=0, le=10**12)
@@ -181,8 +183,6 @@ class ModelConfig(_Section):
         doubled = sorted({d for d in self.devices if self.devices.count(d) > 1})
         if doubled:
             raise ValueError(f"devices names {doubled[0]!r} twice: use replicas = N for several copies on one device")
-        if not self.task and not self.is_custom:
-            raise ValueError(f'model {self.name!r} needs a task, such as task = "text-classification"')
         if self.task and self.is_custom:
             raise ValueError(
                 f"model {self.name!r} is a class of your own, so task = {self.task!r} has no meaning: remove it"
@@ -211,10 +211,10 @@ class Config(BaseSettings):
     """Name of this instance; part of the default run directory, so two instances on one host need two names."""
     run_dir: Path | None = None
     """Directory of the sockets, the lock and the logs' pid files (mode 0700). Default: `headwaiter-NAME` below
-    `$XDG_RUNTIME_DIR`, or below `/tmp/headwaiter-UID`."""
+    `$XDG_RUNTIME_DIR`, or below `/tmp/headwaiter-UID`. Relative as `model` is."""
     python_path: tuple[Path, ...] = ()
-    """Directories to import your own classes from, after everything installed. Default: the configuration file's
-    directory, or the working directory."""
+    """Directories to import your own classes from, after everything installed. Relative as `model` is. Default: where
+    relative paths of `model` start."""
     http: HttpConfig = HttpConfig()
     server: ServerConfig = ServerConfig()
     logging: LoggingConfig = LoggingConfig()
@@ -255,26 +255,40 @@ class Config(BaseSettings):
         return env_settings, init_settings
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str] | None = None) -> Config:
+    def load(
+        cls, path: str | os.PathLike[str] | None = None, *, flags: Mapping[tuple[int | str, ...], str] | None = None
+    ) -> Config:
         """Reads `path`, else `$HEADWAITER_CONFIG`, else `headwaiter.toml` here if there is one; then the environment.
 
+        `flags` are the command line's names, such as `--port`, of the keys that it has put into the environment.
+
         Raises:
-            ConfigurationError: one line that names the file or variable, the key, its value and the remedy.
+            ConfigurationError: one line that names the file, variable or flag, the key, its value and the remedy.
         """
         named = path or os.environ.get(CONFIG_FILE_VARIABLE)
         file = Path(named) if named else Path(DEFAULT_CONFIG_FILE)
-        values: dict[str, Any] = {}
-        if named or file.exists():
-            values = _read_toml(file)
+        is_read = bool(named) or file.exists()
+        values = _read_toml(file) if is_read else {}
         _check_variables()
         try:
             config = cls(**values)
         except ValidationError as error:
-            raise ConfigurationError(_one_line(str(file) if values else "the environment", error)) from None
-        base = file.resolve().parent if values else Path.cwd()
-        python_path = tuple(base / entry for entry in config.python_path) or (base,)
-        run_dir = config.run_dir or default_run_dir(config.name)
-        return config.model_copy(update={"python_path": python_path, "run_dir": base / run_dir})
+            raise ConfigurationError(
+                _one_line(str(file) if is_read else "the environment", error, flags or {})
+            ) from None
+
+        def start(key: str) -> Path:
+            """Where relative paths of this key start."""
+            from_file = is_read and ENV_PREFIX + key.upper() not in os.environ
+            return file.resolve().parent if from_file else Path.cwd()
+
+        located = [
+            model if model.is_custom else model.model_copy(update={"model": _located(model.model, start("models"))})
+            for model in config.models
+        ]
+        python_path = tuple(start("python_path") / entry for entry in config.python_path) or (start("models"),)
+        run_dir = start("run_dir") / (config.run_dir or default_run_dir(config.name))
+        return config.model_copy(update={"models": tuple(located), "python_path": python_path, "run_dir": run_dir})
 
     def model(self, name: str) -> ModelConfig:
         return next(model for model in self.models if model.name == name)
@@ -290,6 +304,20 @@ def default_run_dir(name: str) -> Path:
     if runtime_dir and os.access(runtime_dir, os.W_OK):
         return Path(runtime_dir) / f"headwaiter-{name}"
     return Path(f"/tmp/headwaiter-{os.getuid()}") / name
+
+
+def _located(model: str, start: Path) -> str:
+    """`model` with an absolute path, if it is a path; a hub id stays as it is, unless there is a path of that name."""
+    if model.startswith("package:"):
+        return model
+    path = start / os.path.expanduser(model)
+    looks_like_a_path = (
+        model.startswith((".", "/", "~"))
+        or model.endswith((".gguf", "/"))
+        or model.count("/") > 1
+        or ("/" in model and os.path.isdir(path.parent))
+    )
+    return str(path) if looks_like_a_path or os.path.exists(path) else model
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -345,7 +373,7 @@ def _is_scalar(field: FieldInfo) -> bool:
     return not _keys_below(field) and get_origin(field.annotation) not in (tuple, dict)
 
 
-def _one_line(origin: str, error: ValidationError) -> str:
+def _one_line(origin: str, error: ValidationError, flags: Mapping[tuple[int | str, ...], str]) -> str:
     parts: dict[str, list[str]] = {}
     for problem in error.errors(include_url=False):
         location = problem["loc"]
@@ -357,8 +385,18 @@ def _one_line(origin: str, error: ValidationError) -> str:
             message = f"Input should be a table (got {type(problem['input']).__name__})"
         elif problem["type"] not in ("missing", "value_error"):
             message += f" (got {_shown(location, problem['input'])})"
-        parts.setdefault(_variable_of(location) or origin, []).append(f"{where}: {message}")
+        flag = _flag_of(location, flags)
+        if flag is not None:
+            parts.setdefault(flag, []).append(message)
+        else:
+            parts.setdefault(_variable_of(location) or origin, []).append(f"{where}: {message}")
     return "; ".join(f"{source}: {'; '.join(messages)}" for source, messages in parts.items())
+
+
+def _flag_of(location: tuple[int | str, ...], flags: Mapping[tuple[int | str, ...], str]) -> str | None:
+    """The flag that has set this key, or what the key belongs to."""
+    above = (location[:length] for length in range(len(location), 0, -1))
+    return next((flags[place] for place in above if place in flags), None)
 
 
 def _variable_of(location: tuple[int | str, ...]) -> str | None:

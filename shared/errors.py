@@ -6,6 +6,7 @@ Owns which outcomes exist and whose fault each one is. HTTP numbers are not here
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import ClassVar
 
@@ -87,6 +88,16 @@ class InvalidInput(RequestError):
     """The caller's input cannot be used; raised by `Model.prepare` to refuse this one request only."""
 
     default_code = Code.INVALID_INPUT
+
+
+class UnknownModel(RequestError):
+    """No model has the name that was asked for."""
+
+    default_code = Code.UNKNOWN_MODEL
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        names = ", ".join(known) or "none: the configuration names no model"
+        super().__init__(f"no model is called {name[:80]!r}; known: {names}")
 
 
 class Unserialisable(RequestError):

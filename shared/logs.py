@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import orjson
 
@@ -56,9 +56,12 @@ def log_event(logger: logging.Logger, level: Level, event: str, /, **fields: obj
             logger.log(number, event, extra={"event_fields": fields})
 
 
-def configure(level: Level, format: Format, *, program: str) -> None:
-    """Sends all logging of this process to stderr in one form. `program` names the process in each line."""
-    logging.config.dictConfig(log_config(level, format, program=program))
+def configure(level: Level, format: Format, *, program: str, stream: TextIO | None = None) -> None:
+    """Sends all logging of this process to `stream`, else to stderr, in one form. `program` names it in each line."""
+    config = log_config(level, format, program=program)
+    if stream is not None:
+        config["handlers"]["stderr"]["stream"] = stream
+    logging.config.dictConfig(config)
 
 
 def log_config(level: Level, format: Format, *, program: str) -> dict[str, Any]:

@@ -113,9 +113,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class FrontPulse:
-    """Sent every second: the front is alive and waits for `pending` answers."""
+    """Sent every second: the front is alive and waits for `pending` answers. The last one says that it is."""
 
     pending: int
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class ModelState:
     replicas_total: int
     queued: int
     mixes_parameters: bool = False
+    was_ready: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class SlotState:
     memory_bytes: int
     batches: int
     requests: int
-    waiting: int
+    held: int
     progress: float
     heard_ms_ago: int
     choices: dict[str, object] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from typing_extensions import Buffer
 
 from shared.errors import ConfigurationError
 from shared.messages import FRAME_BYTES_MAX
+from shared.processes import described
 
 __all__ = [
     "Buffer", "RunDirectory", "bind_again", "bind_router", "connect_dealer", "drain", "fresh_routing_id", "receive",
@@ -132,8 +133,8 @@ class RunDirectory:
                 holder = _holder(lock_file)
                 self._unlock()
                 raise ConfigurationError(
-                    f"run directory {self.path} is in use by {holder}: stop it first, or give this instance another "
-                    "name or run_dir"
+                    f"run directory {self.path} is in use by {holder}: stop that first, or set HEADWAITER_NAME, or "
+                    "HEADWAITER_RUN_DIR where run_dir is set, to another one for this instance"
                 ) from None
         os.ftruncate(self._locks[0], 0)
         os.pwrite(self._locks[0], f"{os.getpid()}\n".encode(), 0)
@@ -352,7 +353,7 @@ def _check_parent(path: Path) -> None:
 def _holder(lock_file: Path) -> str:
     # The holder writes its pid a moment after taking the lock.
     pid = lock_file.read_text().strip()
-    return f"process {pid}" if pid else "another process"
+    return described(int(pid)) if pid.isdecimal() else "another process"
 
 
 def _size_bytes(part: Buffer) -> int:

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,3 +93,40 @@ class Eager:
 
     def forward(self, items: Sequence[Any]) -> list[int]:
         return [os.getpid() for _ in items]
+
+
+class Parallel:
+    """Computes with all its threads while it loads, and again in each call."""
+
+    def load(self, device: str) -> None:
+        import torch
+
+        self.weights = torch.ones(2000, 2000)
+        self.weights.exp().sum()
+
+    def forward(self, items: Sequence[Any]) -> list[int]:
+        return [round(float((self.weights * item).sum())) for item in items]
+
+
+class Streaming:
+    """Answers with as many pieces as the input says."""
+
+    def load(self, device: str) -> None:
+        note("loaded")
+
+    def forward(self, items: Sequence[Any]) -> list[Iterator[int]]:
+        return [(number for number in range(item)) for item in items]
+
+
+class ShutOut:
+    """Finds its device taken, where it is the one named by `taken`: what a GPU in exclusive mode says."""
+
+    def __init__(self, taken: str) -> None:
+        self.taken = taken
+
+    def load(self, device: str) -> None:
+        if os.environ["CUDA_VISIBLE_DEVICES"] == self.taken:
+            raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
+
+    def forward(self, items: Sequence[Any]) -> list[str]:
+        return [os.environ["CUDA_VISIBLE_DEVICES"] for _ in items]

@@ -112,6 +112,7 @@ def model_state(name: str, **changes: Any) -> ModelState:
         "replicas_ready": 1,
         "replicas_total": 1,
         "queued": 0,
+        "was_ready": True,
     }
     return ModelState(**(values | changes))
 
@@ -303,7 +304,7 @@ def _slot_state(model: str) -> SlotState:
         memory_bytes=2**20,
         batches=3,
         requests=5,
-        waiting=0,
+        held=0,
         progress=1.0,
         heard_ms_ago=250,
     )

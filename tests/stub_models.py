@@ -6,6 +6,7 @@ the thread's name, so that a test counts what really happened, in whichever proc
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -137,8 +138,8 @@ class Grumpy(Echo):
     def group(self, item: Any) -> Any:
         return ["unhashable"] if item == "group fails" else None
 
-    def cost(self, item: Any) -> int:
-        return -5 if item == "cost fails" else super().cost(item)
+    def cost(self, item: Any) -> Any:
+        return {"cost fails": -5, "cost is text": "many"}.get(item, super().cost(item))
 
     def answer(self, items: Sequence[Any]) -> Sequence[Any]:
         if "forward fails" in items:
@@ -265,10 +266,39 @@ class Streaming(Echo):
 
 
 class Undressed(Echo):
-    """Its code takes the standard streams away, as some libraries do to be left in peace."""
+    """Its code takes the standard streams away, as some libraries do to be left in peace, and may fail after that."""
+
+    def __init__(self, how: str = "absent", fails: bool = False, journal: str = "") -> None:
+        super().__init__(journal)
+        self.how = how
+        self.fails = fails
 
     def load(self, device: str) -> None:
-        sys.stdout = sys.stderr = None
+        if self.how == "absent":
+            sys.stdout = sys.stderr = None
+        elif self.how == "closed":
+            sys.stdout.close()
+            sys.stderr.close()
+        elif self.how == "descriptors closed":
+            os.close(1)
+            os.close(2)
+        elif self.how == "broken":
+            sys.stdout = sys.stderr = Broken()
+        if self.fails:
+            raise ValueError("weights are upside down")
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise RuntimeError("nothing is written here")
+
+
+class Misdescribed(Echo):
+    """One of its methods returns a list of texts."""
+
+    def __init__(self, method: str, journal: str = "") -> None:
+        super().__init__(journal)
+        setattr(self, method, lambda: ["a"])
 
 
 class Grouping(Echo):

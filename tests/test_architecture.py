@@ -25,6 +25,7 @@ BANS = [
     ("shared.sockets", ["msgpack"]),
     ("frontend", ["model_worker", "torch", "transformers"]),
     ("frontend.client", ["fastapi"]),
+    ("frontend.blocking", ["fastapi"]),
     ("frontend.pending", ["zmq", "asyncio", "fastapi"]),
     ("frontend.surfaces", ["msgpack"]),
     ("model_worker", ["frontend", "fastapi"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import annotated_types
@@ -12,7 +13,7 @@ from model_worker.commands.flags import name_of
 from shared.config import Config, HttpConfig, LoggingConfig, ModelConfig, ServerConfig
 from shared.errors import ConfigurationError
 from tests.command_line import ECHO, document, headwaiter, only_line, write_config
-from tests.topology import ROOT
+from tests.topology import ROOT, toml_value
 
 
 def test_the_file_the_environment_and_the_flags_win_in_this_order(tmp_path: Path) -> None:
@@ -57,13 +58,81 @@ def test_secrets_are_never_printed(tmp_path: Path) -> None:
         assert "xyzzy" not in completed.stdout + completed.stderr
 
 
+PATHS = ["dir", "./dir", "./gone", "../gone", "sub/gone", "a/b/gone", "gone.gguf", "org/name", "gpt2", "package:x/y"]
+LOCATED = ["{}/dir", "{}/dir", "{}/gone", "{}/../gone", "{}/sub/gone", "{}/a/b/gone", "{}/gone.gguf", *PATHS[7:]]
+
+
+@pytest.mark.parametrize("given", ["in the file", "in the environment", "as a flag"])
+def test_relative_paths_start_where_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """In a file at its directory; in the environment and on the command line at the working directory."""
+    etc, here = tmp_path / "etc", tmp_path / "here"
+    for start in (etc, here):
+        for name in ("dir", "sub"):
+            (start / name).mkdir(parents=True)
+    monkeypatch.chdir(here)
+    file = etc / "headwaiter.toml"
+    entries = [{"name": f"m{number}", "model": path, "task": "embedding"} for number, path in enumerate(PATHS)]
+    if given == "in the file":
+        top = 'run_dir = "run"\npython_path = ["lib", "/lib"]\n'
+        file.write_text(top + "".join(f"[[models]]\n{toml_lines(entry)}" for entry in entries))
+        config, start = Config.load("../etc/headwaiter.toml"), etc
+    elif given == "in the environment":
+        file.write_text('run_dir = "other"\npython_path = ["other"]\n')
+        for key, value in (("RUN_DIR", "run"), ("PYTHON_PATH", '["lib", "/lib"]'), ("MODELS", json.dumps(entries))):
+            monkeypatch.setenv(f"HEADWAITER_{key}", value)
+        config, start = Config.load(file), here
+    else:
+        file.write_text("")
+        flagged = [
+            document(headwaiter("config", "--json", "-c", file, "-m", path, "-t", "x", cwd=here)) for path in PATHS
+        ]
+        assert [found["models"][0]["model"] for found in flagged] == [path.format(here) for path in LOCATED]
+        assert {tuple(found["python_path"]) for found in flagged} == {(str(here),)}
+        return
+    assert [model.model for model in config.models] == [path.format(start) for path in LOCATED]
+    assert config.python_path == (start / "lib", Path("/lib"))
+    assert config.run_directory == start / "run"
+
+
+def test_a_home_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HEADWAITER_MODELS", '[{"name": "m", "model": "~/model", "task": "embedding"}]')
+    assert Config.load().models[0].model == str(tmp_path / "model")
+
+
+def toml_lines(entry: dict[str, str]) -> str:
+    return "".join(f"{key} = {toml_value(value)}\n" for key, value in entry.items())
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--port", "99999"], "headwaiter: --port: Input should be less than or equal to 65535 (got '99999')"),
+        (["--workers", "0"], "headwaiter: --workers: Input should be greater than or equal to 1 (got '0')"),
+        (["--name", "a b", "-m", "m:M"], "headwaiter: --name: "),
+        (["--replicas", "0", "-m", "m:M"], "headwaiter: --replicas: "),
+        (["--device", "cpu", "--device", "cpu", "-m", "m:M"], "headwaiter: --model: devices names 'cpu' twice"),
+        (["--task", "embedding", "-m", "m:M"], "headwaiter: --model: model 'M' is a class of your own"),
+        (["-m", "./dir"], "headwaiter: model 'dir' needs a task, such as"),
+    ],
+)
+@pytest.mark.parametrize("with_file", [True, False])
+def test_a_flag_that_cannot_be_used_is_named(tmp_path: Path, flags: list[str], line: str, with_file: bool) -> None:
+    if with_file:
+        write_config(tmp_path, ECHO)
+    completed = headwaiter("serve", *flags, cwd=tmp_path)
+    assert completed.returncode == Exit.CONFIGURATION
+    assert only_line(completed.stderr).startswith(line)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("[http]\nprot = 80\n", ["http.prot", "unknown key", "port"]),
         ('[[models]]\nname = "a"\nmodel = "m:M"\nbatch = 4\n', ["models.0.batch", "unknown key", "max_batch_size"]),
         ('[[models]]\nname = "a"\nmodel = "m:M"\n[[models]]\nname = "a"\nmodel = "m:N"\n', ["'a'", "unique"]),
-        ('[[models]]\nname = "a"\nmodel = "./dir"\n', ["'a'", "task"]),
         ("[http]\nport = 70000\n", ["http.port", "70000"]),
         ("[http\n", ["not valid TOML"]),
     ],

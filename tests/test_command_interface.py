@@ -119,3 +119,20 @@ def test_the_public_names_report_a_shadowed_package_too(tmp_path: Path) -> None:
     assert completed.returncode == 1
     assert "ImportError: headwaiter needs its own package 'shared'" in completed.stderr
     assert str(tmp_path / "shared.py") in completed.stderr
+
+
+@pytest.mark.parametrize(
+    "program",
+    [["-m", "model_worker"], ["-m", "frontend"], ["-m", "uvicorn", "frontend.app:app"]],
+    ids=lambda program: program[1],
+)
+def test_a_program_that_finds_another_package_named_shared_says_what_to_do(tmp_path: Path, program: list[str]) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "__init__.py").touch()
+    completed = subprocess.run(
+        [sys.executable, *program], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert completed.returncode != 0
+    last = completed.stderr.splitlines()[-1]
+    assert f"needs its own package 'shared', in {ROOT / 'shared'}, but Python finds {tmp_path}" in last
+    assert "python -P" in last

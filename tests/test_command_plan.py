@@ -61,7 +61,7 @@ def test_a_missing_model_is_refused_with_its_path(tmp_path: Path) -> None:
     write_config(tmp_path, {"name": "a", "model": "./nowhere/model", "task": "embedding", "device": "cpu"})
     completed = headwaiter("plan", cwd=tmp_path)
     assert completed.returncode == Exit.CONFIGURATION
-    assert "./nowhere/model" in only_line(completed.stderr)
+    assert str(tmp_path / "nowhere" / "model") in only_line(completed.stderr)
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from model_worker.commands.checks import OPEN_FILES_MIN
 from model_worker.commands.exits import Exit
 from model_worker.commands.progress import progress_table
+from model_worker.commands.supervision import PERMANENT_EXIT_CODES, early_refusal
 from shared.messages import SlotState, Snapshot
 from shared.sockets import RunDirectory
 from shared.version import VERSION
@@ -100,9 +101,35 @@ def test_a_second_instance_is_refused_and_leaves_the_first_alone(service: Servin
     other_port = {"HEADWAITER_HTTP__PORT": str(free_port())}
     completed = headwaiter("serve", cwd=service.cwd, variables=other_port)
     assert completed.returncode == Exit.CONFIGURATION
-    assert f"process {service.program('model_worker')}" in only_line(completed.stderr)
+    line = only_line(completed.stderr)
+    assert f"process {service.program('model_worker')} of headwaiter serve, process {service.process.pid}" in line
+    same_port = headwaiter("serve", cwd=service.cwd, variables={"HEADWAITER_HTTP__PORT": port_of(service)})
+    assert f"of headwaiter serve, process {service.process.pid}" in only_line(same_port.stderr)
     assert sorted(service.everything()) == before
     assert service.ask({"do": "echo"}).status_code == 200
+
+
+def port_of(service: Serving) -> str:
+    return service.wait_ready().rpartition(":")[2]
+
+
+def test_what_the_refusal_of_a_second_instance_advises_makes_one_possible(directory: Path) -> None:
+    default, named = {"XDG_RUNTIME_DIR": str(directory)}, {"HEADWAITER_RUN_DIR": str(directory / "run")}
+    for variables, remedy in ((default, "HEADWAITER_NAME"), (named, "HEADWAITER_RUN_DIR")):
+        taken = RunDirectory(directory / ("headwaiter-headwaiter" if variables is default else "run"))
+        taken.prepare()
+        taken.lock()
+        try:
+            assert remedy in run_directory_point(directory, variables)["detail"]
+            other = variables | {remedy: "other" if remedy == "HEADWAITER_NAME" else str(directory / "other")}
+            assert run_directory_point(directory, other)["outcome"] == "ok"
+        finally:
+            taken.release()
+
+
+def run_directory_point(directory: Path, variables: dict[str, str]) -> dict[str, str]:
+    points = document(headwaiter("check", "--json", "-m", "m:M", cwd=directory, variables=variables))
+    return next(point for point in points if point["point"] == "run directory")
 
 
 def test_restarting_the_front_leaves_every_model_process_alone(service: Serving) -> None:
@@ -236,11 +263,83 @@ def test_if_no_model_can_load_it_ends_with_the_cause_as_its_last_line() -> None:
     with serving(model, server={"load_attempts_max": 1}) as service:
         pids = [service.process.pid]
         assert service.wait_end() == Exit.FAILED
-        last = service.error.splitlines()[-1]
+        *log, last = service.error.splitlines()
         assert last.startswith("headwaiter: no model can be loaded: echo: ")
         assert "no such weights" in last
+        # It has started everything once, and the cause is told once by each who has something to say about it.
+        assert events(log).count("server_started") == 1
+        telling = [line for line in log if "no such weights" in line]
+        assert events(telling) == ["replica_left", "model_failed"]
+        # All that is left of the lines is the one at the end of the stack.
+        assert [line.strip() for line in telling if line.startswith(" ")] == ["RuntimeError: no such weights"]
+        assert "no such weights" not in service.out
         assert service.left_files() == []
         service.wait_gone(pids)
+
+
+def events(log: list[str]) -> list[str]:
+    """The names of the events in lines of the programs' logs, in order of the alphabet of the programs."""
+    told = [line.split()[3:5] for line in log if line[:2] == "20" and len(line.split()) > 4]
+    return [event for _, event in sorted(told)]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b"2026-01-31 10:00:00,123 WARN exited: model_worker (exit status 70; not expected)\n", 70),
+        (b"2026-01-31 10:00:00,123 WARN exited: frontend (exit status 78; not expected)\n", 78),
+        (b"2026-01-31 10:00:00,123 WARN exited: frontend (exit status 1; not expected)\n", None),
+        (b"2026-01-31 10:00:00.123 INFO front said: exited: frontend (exit status 78; not expected)\n", None),
+    ],
+)
+def test_only_an_exit_that_no_start_can_mend_is_a_refusal(line: bytes, code: int | None) -> None:
+    program = early_refusal(line)
+    assert (program and program.exit_status) == code
+
+
+def test_the_exit_codes_that_no_start_can_mend_are_those_of_the_shipped_file() -> None:
+    shipped = configparser.RawConfigParser()
+    shipped.read(ROOT / "supervisord.conf")
+    for program in ("program:model_worker", "program:frontend"):
+        assert shipped.get(program, "exitcodes") == ",".join(map(str, PERMANENT_EXIT_CODES))
+
+
+@pytest.mark.parametrize("program", ["frontend", "model_worker"])
+def test_a_program_that_refuses_to_run_is_started_once(directory: Path, program: str) -> None:
+    # Python runs this file at the start of every process.
+    (directory / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        f"if {program!r} in sys.orig_argv:\n"
+        "    print('headwaiter: this is refused', file=sys.stderr, flush=True)\n"
+        "    open('starts', 'a').write('x')\n"
+        "    os._exit(78)\n"
+    )
+    write_config(directory, ECHO, http={"port": free_port(), "workers": 1})
+    with closing(Serving(cwd=directory, variables={"PYTHONPATH": str(directory)})) as service:
+        assert service.wait_end() == Exit.FAILED
+        assert service.error.splitlines()[-1] == "headwaiter: this is refused"
+        assert service.error.count("this is refused") == 1
+        assert (directory / "starts").read_text() == "x"
+
+
+def test_a_model_that_is_not_required_and_broken_is_failed_while_the_others_serve() -> None:
+    gone = {"name": "gone", "model": "./gone", "task": "embedding", "device": "cpu", "required": False}
+    with serving(ECHO, gone) as service:
+        service.wait_ready()
+        assert "gone cannot be served: gone/0: model = " in service.error
+        assert httpx.get(f"{service.wait_ready()}/readyz").status_code == 200
+        assert service.ask({"do": "echo", "value": 1}).json() == 1
+        answer = service.ask("x", model="gone")
+        assert (answer.status_code, "no such file or directory" in answer.text) == (503, True)
+        status = headwaiter("status", cwd=service.cwd)
+        assert status.returncode == Exit.OK
+        assert f"{service.cwd}/gone" in status.stdout
+        findings = document(headwaiter("check", "--json", cwd=service.cwd))
+        [finding] = [point for point in findings if point["point"] == "model gone"]
+        assert (finding["outcome"], "no such file" in finding["detail"]) == ("warn", True)
+        assert headwaiter("plan", cwd=service.cwd).returncode == Exit.OK
+        service.signal(signal.SIGTERM)
+        assert service.wait_end() == Exit.OK
 
 
 def test_one_model_that_fails_does_not_keep_the_others_from_serving() -> None:
@@ -253,6 +352,28 @@ def test_one_model_that_fails_does_not_keep_the_others_from_serving() -> None:
         assert headwaiter("status", cwd=service.cwd).returncode == Exit.NOT_READY
         service.signal(signal.SIGTERM)
         assert service.wait_end() == Exit.OK
+
+
+def test_folders_with_our_names_beside_the_users_class_do_no_harm() -> None:
+    """In the working directory, which is the first on Python's path, and in `python_path`, which is the last."""
+    with short_directory() as directory:
+        for package in ("shared", "frontend", "model_worker"):
+            (directory / package).mkdir()
+            (directory / package / "__init__.py").write_text("raise RuntimeError('this is not ours')\n")
+        (directory / "own.py").write_text(
+            "from headwaiter import Model\n"
+            "class Own(Model):\n"
+            "    def load(self, device): pass\n"
+            "    def forward(self, items): return [item + 1 for item in items]\n"
+        )
+        own = {"name": "own", "model": "own:Own", "device": "cpu"}
+        top = {"python_path": [directory]}
+        write_config(directory, own, http={"port": free_port(), "workers": 1}, top=top)
+        with closing(Serving(cwd=directory)) as service:
+            service.wait_ready()
+            assert service.ask(41, model="own").json() == 42
+            service.signal(signal.SIGTERM)
+            assert service.wait_end() == Exit.OK
 
 
 def test_in_a_terminal_it_draws_and_a_typed_ctrl_c_ends_it(directory: Path) -> None:
@@ -445,6 +566,12 @@ def test_the_shipped_configuration_works_without_the_command(directory: Path) ->
         supervisord.terminate()
         assert supervisord.wait(60) == 0
         assert not any(alive(pid) for pid in pids)
+        written = (directory / "log").read_text()
+        # The file was opened with `>`, not `>>`; still nobody has written over the lines of another.
+        for line in ("success: model_worker entered RUNNING state", " server_started ", "stopped: frontend"):
+            assert line in written
+        assert "\0" not in written
+        assert all(line[:4].isdigit() for line in written.splitlines() if " INFO " in line or " WARN " in line)
         # Only about running as root, which a user named on the command line would silence.
         assert "authentication" not in (directory / "log").read_text()
     finally:

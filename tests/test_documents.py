@@ -10,7 +10,10 @@ import pytest
 
 from tests.topology import ROOT, Service
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "shared" / "PROTOCOL.md", *(ROOT / "docs").glob("*.md")]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "shared/PROTOCOL.md", "tests/README.md")),
+    *(ROOT / "docs").glob("*.md"),
+]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -20,8 +23,9 @@ def test_links_lead_to_files_that_exist(document: Path) -> None:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_each_promise_names_tests_that_exist() -> None:
-    promised = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "architecture.md").read_text()))
+@pytest.mark.parametrize("document", ["docs/architecture.md", "tests/README.md"])
+def test_each_promise_names_tests_that_exist(document: str) -> None:
+    promised = set(re.findall(r"`(test_\w+)`", (ROOT / document).read_text()))
     assert promised
     existing = {
         node.name
@@ -29,7 +33,7 @@ def test_each_promise_names_tests_that_exist() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
-    assert promised <= existing, f"docs/architecture.md names {sorted(promised - existing)}"
+    assert promised <= existing, f"{document} names {sorted(promised - existing)}"
 
 
 def test_the_example_model_answers_as_the_document_says() -> None:

@@ -36,6 +36,9 @@ TEXTS = [
     "Is this positive or negative? It is hard to say.",
 ]
 
+# Families that get BERT's tokenizer here.
+_BERT_TOKENIZED = ("bert", "distilbert", "albert", "xlnet")
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] not in ('system', 'user', 'assistant') %}"
@@ -58,6 +61,15 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 32,
         "type_vocab_size": 1,
     },
+    "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
+    "albert": {
+        "embedding_size": 8,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    },
+    "xlnet": {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 32},
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
     "gpt_neo": {
         "hidden_size": 16,
@@ -78,6 +90,9 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 }
 _FAMILIES = {
     "Bert": "bert",
+    "DistilBert": "distilbert",
+    "Albert": "albert",
+    "XLNet": "xlnet",
     "Roberta": "roberta",
     "GPT2": "gpt2",
     "GPTNeo": "gpt_neo",
@@ -94,6 +109,8 @@ def save(
     labels: Sequence[str] | None = None,
     chat_template: str | None = None,
     model_max_length: int | None = None,
+    padding_side: str = "right",
+    truncation_side: str = "right",
     seed: int = 0,
     **config: Any,
 ) -> Path:
@@ -108,6 +125,7 @@ def save(
     family = _FAMILIES[class_name.partition("For")[0].removesuffix("Model").removesuffix("LMHead")]
     tokenizer = _tokenizer(family)
     tokenizer.chat_template = chat_template
+    tokenizer.padding_side, tokenizer.truncation_side = padding_side, truncation_side
     if model_max_length is not None:
         tokenizer.model_max_length = model_max_length
     model = _model(model_class, family, len(tokenizer), positions, seed, config)
@@ -195,11 +213,13 @@ def _model(
     config_class = model_class.config_class
     # RoBERTa's table of positions begins behind the padding id, 1.
     rows = positions + 2 if family == "roberta" else positions
-    special = {"bert": {"pad_token_id": 0}, "roberta": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}}
+    special = {family: {"pad_token_id": 0} for family in _BERT_TOKENIZED}
+    special |= {"roberta": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}}
     ends = {"llama": {"bos_token_id": 1, "eos_token_id": 2}}.get(family, {"bos_token_id": 0, "eos_token_id": 0})
     values = {
         "vocab_size": vocabulary_size,
-        "max_position_embeddings": rows,
+        # XLNet counts positions relatively, and knows no number of them.
+        **({} if family == "xlnet" else {"max_position_embeddings": rows}),
         "initializer_range": INITIAL_STD,
         **_CONFIGS[family],
         **special.get(family, ends),
@@ -211,7 +231,7 @@ def _model(
 
 
 def _tokenizer(family: str) -> Any:
-    if family == "bert":
+    if family in _BERT_TOKENIZED:
         return _bert_tokenizer()
     if family == "roberta":
         return _roberta_tokenizer()

@@ -93,8 +93,12 @@ class Service:
         self.front: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.start_server()
-        self.start_front()
+        try:
+            self.start_server()
+            self.start_front()
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
         return self
 
     def __exit__(
@@ -117,7 +121,7 @@ class Service:
 
     def start_front(self) -> None:
         self.front = self._start("frontend", "front.log")
-        wait_for(lambda: self.probe("/livez") == 200, "the front answers")
+        self._wait_for_200("/livez", 30.0, self.front)
 
     def _start(self, module: str, log: str) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAITER_")}
@@ -146,8 +150,20 @@ class Service:
             return 0
 
     def wait_ready(self, within_s: float = 60.0) -> Self:
-        wait_for(lambda: self.probe("/readyz") == 200, "/readyz says 200", within_s)
+        """
+        Raises:
+            AssertionError: not within that time, or a program has ended; `__exit__` prints what both had to say.
+        """
+        self._wait_for_200("/readyz", within_s, self.server, self.front)
         return self
+
+    def _wait_for_200(self, path: str, within_s: float, *needed: subprocess.Popen[bytes] | None) -> None:
+        def answers() -> bool:
+            for program in needed:
+                assert program is None or program.poll() is None, f"ended with {program.returncode}: {program.args!r}"
+            return self.probe(path) == 200
+
+        wait_for(answers, f"{path} says 200", within_s)
 
     def status(self) -> dict[str, Any]:
         """The model server's snapshot; waits for a server that is just starting."""

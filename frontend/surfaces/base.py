@@ -34,7 +34,7 @@ from frontend.responses import (
     status_of,
 )
 from frontend.services import Services
-from shared.errors import Code, RequestError
+from shared.errors import Code, RequestError, UnknownModel
 from shared.logs import log_event
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ class Exchange:
         """
         known = self.services.client.model_names()
         if name not in known:
-            names = ", ".join(known) if known else "none: the configuration names no model"
-            raise RequestError(f"no model is called {name[:80]!r}; known: {names}", code=Code.UNKNOWN_MODEL)
+            raise UnknownModel(name, known)
         self.model = name
 
     async def predict(self, inputs: object, parameters: Mapping[str, object] | None) -> Answer:

@@ -89,7 +89,8 @@ class NativeSurface(Surface):
         models = self.services.config.models
         paths = {
             f"/models/{model.name}": self._path_item(
-                f"Ask {model.name}", f"{model.task or 'A class of your own'}: {model.model}"
+                f"Ask {model.name}",
+                f"{model.task or ('A class of your own' if model.is_custom else 'Model')}: {model.model}",
             )
             for model in models
         }

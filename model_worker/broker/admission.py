@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from model_worker.broker.events import RequestArrived
 from model_worker.broker.models import Model
-from shared.errors import Code
+from shared.errors import Code, UnknownModel
 
 # Until the next model server, or the next replica, may be there: a supervisor restarts within a second, a small model
 # loads within a few.
@@ -35,8 +35,8 @@ def refuse_at_door(
         return Refusal(Code.DRAINING, "the model server is stopping", DRAINING_RETRY_AFTER_S)
     model = models.get(event.model)
     if model is None:
-        known = ", ".join(sorted(models)) or "none"
-        return Refusal(Code.UNKNOWN_MODEL, f"unknown model {event.model!r}; known here: {known}")
+        unknown = UnknownModel(event.model, models)
+        return Refusal(unknown.code, unknown.message)
     if model.is_failed:
         return failed(model, now_s)
     ban = model.bans.get(event.digest) if event.digest else None

@@ -28,9 +28,10 @@ class FrontPulsed:
 
 @dataclass(frozen=True, slots=True)
 class FrontLeft:
-    """The front cannot be reached any more (silence is noticed by the core itself)."""
+    """The front cannot be reached any more, or said that it leaves (silence is noticed by the core itself)."""
 
     front: FrontId
+    reason: str = "unreachable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class RequestArrived:
     retryable: bool
     digest: bytes = b""
     """Of the payload; the shell computes it only for a model that has refused digests."""
+    request_id: str = ""
+    """What its sender calls it; for logs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class Ledger:
             sequence=self._sequence,
             urgency_s=urgency_s,
             cost=event.cost_hint if event.cost_hint > 0 else model.pace.cost(event.body_bytes),
+            request_id=event.request_id,
         )
         self.requests[request.id] = request
         front.requests[request.id] = request

@@ -198,7 +198,7 @@ class Broker:
     def _front_left(self, event: FrontLeft, now_s: float) -> None:
         front = self.fronts.get(event.front)
         if front is not None:
-            self._forget_front(front, "unreachable")
+            self._forget_front(front, event.reason)
 
     def _front_due(self, front: Front, now_s: float) -> None:
         silent_at_s = front.heard_s + self.settings.front_silence_s
@@ -218,7 +218,7 @@ class Broker:
         front = self._hear_front(event.front, now_s)
         if event.id in self.ledger.requests:
             # Answering would give the first one two answers.
-            self._log("debug", "request_duplicated", {"id": event.id.hex(), "model": event.model})
+            self._log("debug", "request_duplicated", {"request_id": event.request_id, "model": event.model})
             return
         urgency_s = now_s + event.priority * self.settings.ageing_s_per_priority
         refusal = refuse_at_door(self.models, event, urgency_s, now_s, draining=self.draining)

@@ -110,6 +110,8 @@ class Request:
     urgency_s: float
     # Padded units that it is expected to cost; fixed at admission, because indexes are sorted by it.
     cost: int
+    # What its sender calls it; for logs.
+    request_id: str = ""
     state: RequestState = RequestState.QUEUED
     # How often it was sent to a replica. Part of the fence: a result counts only with the present attempt.
     attempt: int = 0

@@ -234,7 +234,6 @@ class SlotKeeper:
         replica.move(ReplicaState.FAILING)
         replica.due_s = now_s + self._settings.stop_timeout_s
         self._models[replica.model].note_credit(replica)
-        self._log("error", "replica_failed", replica, reason=reason)
         self.arm(self.slots[replica.slot], now_s)
 
     def _failing(self, replica: Replica, reason: str, permanent: bool, now_s: float) -> None:
@@ -266,8 +265,11 @@ class SlotKeeper:
         assert replica is not None
         cause = replica.cause or ("crashed" if replica.was_ready else "load_failed")
         reason = end_of(replica, exit_code)
-        how = {"signal": -exit_code} if exit_code < 0 else {"exit_code": exit_code}
-        self._log("info" if cause == "stopped" else "error", "replica_exited", replica, **how, reason=reason)
+        fields: dict[str, object] = {"signal": -exit_code} if exit_code < 0 else {"exit_code": exit_code}
+        if replica.cause is None:
+            # One that was known before is in the log already: in the process's own last line, or in that of its kill.
+            fields["reason"] = reason
+        self._log("info" if cause == "stopped" else "error", "replica_exited", replica, **fields)
         self._vacate(slot, replica, cause, reason, now_s)
 
     def _vacate(self, slot: Slot, replica: Replica, cause: Cause, reason: str, now_s: float) -> None:
@@ -289,7 +291,7 @@ class SlotKeeper:
     def _count_failed_load(self, slot: Slot, now_s: float) -> None:
         slot.failed_loads += 1
         if slot.failed_loads >= self._settings.load_attempts_max:
-            self._give_up(slot, Failure.ATTEMPTS, f"{slot.reason} ({slot.failed_loads} failed loads)")
+            self._give_up(slot, Failure.ATTEMPTS, f"{slot.reason} (failed loads: {slot.failed_loads})")
         else:
             slot.respawn_s = now_s + self._delay_s(slot.failed_loads)
 
@@ -300,7 +302,7 @@ class SlotKeeper:
         while slot.death_times_s[0] < now_s - settings.breaker_window_s:
             slot.death_times_s.popleft()
         if slot.on_trial or len(slot.death_times_s) >= settings.breaker_deaths_max:
-            reason = f"{slot.reason} ({slot.deaths} deaths without a success between them)"
+            reason = f"{slot.reason} (deaths without a success between them: {slot.deaths})"
             slot.respawn_s = now_s + settings.breaker_window_s
             self._give_up(slot, Failure.BREAKER, reason)
         else:
@@ -310,9 +312,9 @@ class SlotKeeper:
         slot.failure = failure
         slot.reason = reason
         fields: dict[str, object] = {"slot": slot.name, "model": slot.model, "failure": failure.value, "reason": reason}
-        self._effects.append(Log("error", "slot_given_up", fields))
-        if self._models[slot.model].is_failed:
-            self._effects.append(Log("error", "model_failed", {"model": slot.model, "reason": reason}))
+        # The last slot of a model takes the model with it: one event, one line.
+        event = "model_failed" if self._models[slot.model].is_failed else "slot_given_up"
+        self._effects.append(Log("error", event, fields))
 
     def _delay_s(self, failures: int) -> float:
         delays_s = self._settings.respawn_delays_s

@@ -62,7 +62,11 @@ class Suspicion:
     def witnessed_death(self, request: Request, replica: Replica, reason: str) -> None:
         """The process ended with the request inside."""
         if request.alone:
-            fields: dict[str, object] = {"id": request.id.hex(), "model": request.model, "reason": reason}
+            fields: dict[str, object] = {
+                "request_id": request.request_id,
+                "model": request.model,
+                "reason": reason,
+            }
             self._effects.append(Log("error", "request_poisoned", fields))
             self._effects.append(DigestPoison(request.id, request.model))
             self._ledger.answer(request, Code.POISON_INPUT, f"{POISON_MESSAGE}: {reason}")

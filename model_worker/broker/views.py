@@ -33,6 +33,7 @@ def model_state(model: Model) -> ModelState:
         replicas_total=len(model.slots),
         queued=model.waiting_count,
         mixes_parameters=model.mixes_parameters,
+        was_ready=any(slot.ever_ready for slot in model.slots),
     )
 
 
@@ -51,7 +52,7 @@ def slot_state(slot: Slot, now_s: float) -> SlotState:
         memory_bytes=replica.memory_bytes if replica else 0,
         batches=slot.batches,
         requests=slot.requests,
-        waiting=sum(len(batch.open) for batch in replica.batches()) if replica else 0,
+        held=sum(len(batch.open) for batch in replica.batches()) if replica else 0,
         progress=replica.progress if replica else -1.0,
         heard_ms_ago=max(0, round((now_s - replica.heard_s) * 1000)) if replica else -1,
         choices=replica.choices if replica else {},

@@ -12,6 +12,9 @@ from shared.messages import ModelState
 EXAMPLE_TEXT = "A great day at the sea."
 EXAMPLE_BODIES: dict[str, dict[str, object]] = {
     "text-generation": {"inputs": "The sea is", "parameters": {"max_new_tokens": 20}},
+    "question-answering": {
+        "inputs": {"question": "Where was it a great day?", "context": "We had a great day at the sea."}
+    },
     "fill-mask": {"inputs": "A great [MASK] at the sea."},
     "zero-shot-classification": {"inputs": EXAMPLE_TEXT, "parameters": {"candidate_labels": ["holiday", "work"]}},
     "table-question-answering": {

@@ -12,7 +12,7 @@ import platform
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
 
@@ -22,9 +22,9 @@ from rich.text import Text
 from model_worker.commands import checks
 from model_worker.commands.exits import Exit
 from model_worker.commands.flags import Flags, load_config
-from model_worker.commands.screen import console
+from model_worker.commands.screen import console, counted
 from model_worker.devices import Inventory, take_inventory
-from model_worker.preflight import preflight, runtime_spec
+from model_worker.preflight import preflight, runtime_spec, with_task
 from model_worker.runtimes import sources
 from model_worker.weights import human_bytes
 from shared.config import Config, ModelConfig
@@ -75,17 +75,17 @@ def examine(flags: Flags) -> Iterator[Finding]:
     except ConfigurationError as error:
         yield Finding("configuration", Outcome.FAIL, str(error))
         return
-    yield Finding("configuration", Outcome.OK, f"valid; {len(config.models)} models")
+    yield Finding("configuration", Outcome.OK, f"valid; {counted(len(config.models), 'model', 'models')}")
     yield _attempt("packages", lambda: checks.check_packages(config))
     yield _attempt("run directory", lambda: checks.check_run_directory(config))
     yield _attempt("port", lambda: checks.check_port(config))
     if config.http.host not in ("127.0.0.1", "localhost", "::1") and not config.http.api_keys:
         detail = f"http.host = {config.http.host!r} lets the network in without a key: set http.api_keys"
         yield Finding("access", Outcome.WARN, detail)
-    models = [_attempt(f"model {model.name}", partial(_model, config, model)) for model in config.models]
+    models = [_model_finding(config, model) for model in config.models]
     yield from models
-    if all(finding.outcome is Outcome.OK for finding in models):
-        yield _attempt("plan", lambda: f"{len(preflight(config).slots)} model processes; headwaiter plan shows them")
+    if all(finding.outcome is not Outcome.FAIL for finding in models):
+        yield _attempt("plan", partial(_plan, config))
 
 
 def _attempt(point: str, check: Callable[[], str]) -> Finding:
@@ -155,7 +155,19 @@ def _accelerators(inventory: Inventory) -> Iterator[Finding]:
             yield Finding("accelerators", Outcome.WARN, detail)
 
 
+def _plan(config: Config) -> str:
+    processes = counted(len(preflight(config).slots), "model process", "model processes")
+    return f"{processes}; headwaiter plan shows each"
+
+
+def _model_finding(config: Config, model: ModelConfig) -> Finding:
+    finding = _attempt(f"model {model.name}", partial(_model, config, model))
+    if finding.outcome is Outcome.FAIL and not model.required:
+        return replace(finding, outcome=Outcome.WARN, detail=f"will be failed, and is not required: {finding.detail}")
+    return finding
+
+
 def _model(config: Config, model: ModelConfig) -> str:
-    weights_bytes = sources.check(runtime_spec(config, model))
+    weights_bytes = sources.check(runtime_spec(config, with_task(model)))
     size = human_bytes(weights_bytes) + " of weights" if weights_bytes is not None else "size known after the load only"
     return f"{model.model}: {size}"

@@ -16,6 +16,7 @@ import psutil
 
 from shared.config import Config, ModelConfig
 from shared.errors import ConfigurationError
+from shared.processes import described
 from shared.sockets import RunDirectory
 
 # supervisord's listening socket gets this suffix and a pid while it is being bound.
@@ -63,7 +64,7 @@ def _holder(port: int) -> str:
         for connection in psutil.net_connections(kind="tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
             if listens and connection.pid:
-                return f" (process {connection.pid}, {psutil.Process(connection.pid).name()})"
+                return f" ({psutil.Process(connection.pid).name()}, {described(connection.pid)})"
     return ""
 
 

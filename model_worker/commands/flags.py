@@ -42,6 +42,17 @@ class Flags:
                 variables[f"{ENV_PREFIX}HTTP__{key.upper()}"] = str(value)
         return variables
 
+    def by_location(self) -> dict[tuple[int | str, ...], str]:
+        """The flag that was given for each key of the configuration, and for all of them that describe the model."""
+        names: dict[tuple[int | str, ...], str] = {
+            ("http", key): f"--{key}" for key in ("host", "port", "workers") if getattr(self, key) is not None
+        }
+        if self.model is not None:
+            names[("models",)] = "--model"
+            names |= {("models", 0, key): f"--{key}" for key in ("task", "name", "replicas")}
+            names["models", 0, "devices"] = "--device"
+        return names
+
     def _entry(self, model: str) -> dict[str, object]:
         entry: dict[str, object] = {"name": self.name or name_of(model), "model": model}
         if self.task is not None:
@@ -60,7 +71,7 @@ def load_config(flags: Flags) -> Config:
         ConfigurationError: see `Config.load`.
     """
     os.environ.update(flags.variables())
-    return Config.load()
+    return Config.load(flags=flags.by_location())
 
 
 def name_of(model: str) -> str:

@@ -56,11 +56,11 @@ class Progress:
                 return
         for slot in snapshot.slots:
             step = int(slot.progress / STEP) if slot.progress > 0 else 0
-            seen = (slot.incarnation, slot.state, slot.reason, step)
+            seen = (slot.incarnation, slot.state, step)
             if self._shown.get(slot.slot) != seen:
                 self._shown[slot.slot] = seen
-                reason = f": {slot.reason}" if slot.reason else ""
-                self.say(f"{slot.slot} on {slot.device}: {state_words(slot)}{reason}")
+                # The reason of a failed load is in the log, once, and in what is said at the end.
+                self.say(f"{slot.slot} on {slot.device}: {state_words(slot)}")
 
     def serving(self, models: tuple[ModelState, ...]) -> None:
         """The service is up: where it is, and a request to try."""

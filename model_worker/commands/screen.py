@@ -20,6 +20,14 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
+def counted(count: int, one: str, several: str) -> str:
+    """
+    >>> counted(1, "model", "models"), counted(2, "model", "models")
+    ('1 model', '2 models')
+    """
+    return f"{count} {one if count == 1 else several}"
+
+
 def outlive_readers() -> None:
     """From now on, what cannot be written to standard output or error is lost, and nothing else is.
 

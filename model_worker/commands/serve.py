@@ -32,16 +32,17 @@ from model_worker.commands.flags import Flags, load_config
 from model_worker.commands.observer import Observer
 from model_worker.commands.progress import Progress
 from model_worker.commands.screen import outlive_readers
-from model_worker.commands.supervision import SUPERVISOR_FILES, Supervisor
+from model_worker.commands.supervision import SUPERVISOR_FILES, Program, Supervisor, early_refusal
 from model_worker.preflight import preflight
 from shared.config import ENV_PREFIX, Config
 from shared.errors import ConfigurationError, ProtocolError
 from shared.messages import ModelState
 from shared.sockets import RunDirectory
 
-# How often serve looks: often while people watch it come up, seldom afterwards.
+# How often serve looks: often while people watch it come up, seldom afterwards; but within the second that supervisord
+# waits before it starts a program again that has refused to run.
 LOOK_STARTING_S = 0.25
-LOOK_SERVING_S = 1.0
+LOOK_SERVING_S = 0.5
 HTTP_TIMEOUT_S = 1.0
 # What the programs may need for their own end after the time that the configuration gives to requests and models.
 END_S_MAX = 20.0
@@ -103,6 +104,8 @@ class Service:
         self._program_gave_up = False
         # The last line that a program addressed to people; written by the relay thread, read after its end.
         self._last_words = ""
+        # Programs that refused to run as soon as they were started; appended by the relay thread.
+        self._refusals: list[Program] = []
         self._models: tuple[ModelState, ...] = ()
         self._next_look_s = 0.0
         # When an orderly stop has taken so long that something must be stuck.
@@ -143,10 +146,10 @@ class Service:
         self._next_look_s = time.monotonic() + (LOOK_STARTING_S if self._stage is Stage.STARTING else LOOK_SERVING_S)
 
     def _look(self) -> None:
-        for program in self._supervisor.programs():
+        for program in (*self._refusals, *self._supervisor.programs()):
             if program.given_up:
                 self._program_gave_up = True
-                ended = f"exit code {program.exit_status}" if program.state == "EXITED" else "ended after each start"
+                ended = "ended after each start" if program.state == "FATAL" else f"exit code {program.exit_status}"
                 self._stop(Exit.FAILED, f"{program.name} cannot run ({ended}): its own lines above say why")
                 return
         if self._stage is not Stage.STARTING:
@@ -214,12 +217,15 @@ class Service:
             connection.close()
 
     def _copy_output(self, output: IO[bytes]) -> None:
-        """The relay thread: passes on every line, and keeps the last one that a program addressed to people."""
+        """The relay thread: passes on every line, but keeps the last one that a program addressed to people."""
         with output:
             while line := output.readline(LINE_BYTES_MAX):
-                self._progress.copy(line)
                 if line.startswith(ADDRESSED_TO_PEOPLE):
                     self._last_words = line.removeprefix(ADDRESSED_TO_PEOPLE).decode(errors="replace").strip()
+                    continue
+                self._progress.copy(line)
+                if (program := early_refusal(line)) is not None:
+                    self._refusals.append(program)
 
     def _tidy(self) -> None:
         """Removes what killed programs left.
@@ -246,10 +252,13 @@ class Service:
         if self._stage is not Stage.STOPPING or ended not in (0, -signal.SIGTERM):
             how = f"by signal {signal.Signals(-ended).name}" if ended < 0 else f"with exit code {ended}"
             self._exit, self._cause = Exit.FAILED, self._cause or f"supervisord ended {how}, and both programs with it"
+        # A program that gave up has said why better than serve could.
+        told = self._cause if not (self._program_gave_up and self._last_words) else ""
+        for line in dict.fromkeys([self._last_words, told]):
+            if line:
+                self._progress.complain(line)
         if self._exit is Exit.OK:
             self._progress.say("stopped")
-        else:
-            self._progress.complain(self._last_words if self._program_gave_up and self._last_words else self._cause)
         return self._exit
 
 

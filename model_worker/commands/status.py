@@ -15,7 +15,7 @@ from rich.text import Text
 from model_worker.commands.exits import Exit
 from model_worker.commands.flags import Flags, load_config
 from model_worker.commands.observer import Unreachable, fetch_snapshot
-from model_worker.commands.screen import console
+from model_worker.commands.screen import console, counted
 from model_worker.preflight import draft
 from model_worker.weights import human_bytes
 from shared.config import Config
@@ -83,7 +83,7 @@ def _headline(snapshot: Snapshot) -> str:
     draining = ", draining" if snapshot.draining else ""
     return (
         f"model server {snapshot.pid}, version {snapshot.version}, up {duration(snapshot.uptime_s)}, "
-        f"{snapshot.fronts} front workers{draining}"
+        f"{counted(snapshot.fronts, 'front worker', 'front workers')}{draining}"
     )
 
 
@@ -91,7 +91,7 @@ def slot_table(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("SLOT", "DEVICE", "STATE"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("PID", "INCARNATION", "LOADS", "RESTARTS", "MEMORY", "BATCHES", "REQUESTS", "WAITING"):
+    for heading in ("PID", "INCARNATION", "LOADS", "RESTARTS", "MEMORY", "BATCHES", "REQUESTS", "HELD"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("REASON", overflow="fold")
     for slot in snapshot.slots:
@@ -106,7 +106,7 @@ def slot_table(snapshot: Snapshot) -> Table:
             human_bytes(slot.memory_bytes) if slot.memory_bytes else "–",
             str(slot.batches),
             str(slot.requests),
-            str(slot.waiting),
+            str(slot.held),
             Text(slot.reason),
         )
     return table

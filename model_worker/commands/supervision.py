@@ -11,6 +11,7 @@ import base64
 import contextlib
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,6 +32,9 @@ from shared.processes import stop_with_parent
 USER = PASSWORD = "headwaiter"
 CONTROL_SOCKET = "supervisor.sock"
 SUPERVISOR_FILES = (CONTROL_SOCKET, "supervisord.pid")
+# What another start cannot mend, as `exitcodes` in supervisord.conf.
+PERMANENT_EXIT_CODES = (70, 78)
+_EARLY_EXIT = re.compile(rb"\S+ \S+ WARN exited: (\w+) \(exit status (\d+); not expected\)")
 # supervisord answers from its one loop, within milliseconds unless it is being started or stopped.
 CONTROL_TIMEOUT_S = 2.0
 
@@ -48,6 +52,18 @@ class Program:
     def given_up(self) -> bool:
         """Whether it has ended and will not be started again: by its own exit code, or after too many tries."""
         return self.state in ("EXITED", "FATAL")
+
+
+def early_refusal(line: bytes) -> Program | None:
+    """The program of which this line of supervisord's says that it refused to run before `startsecs` had passed.
+
+    supervisord takes every end within that time for one that another start may mend, and its answers about programs
+    do not tell their exit codes then; its log does.
+    """
+    told = _EARLY_EXIT.match(line)
+    if told is None or int(told[2]) not in PERMANENT_EXIT_CODES:
+        return None
+    return Program(told[1].decode(), "EXITED", 0, int(told[2]))
 
 
 def configuration_file() -> Path:

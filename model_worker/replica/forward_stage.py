@@ -10,13 +10,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from queue import Full, Queue
 from typing import NoReturn
 
-from model_worker.replica import accelerator, faults
+from model_worker.replica import accelerator, faults, returns
 from model_worker.replica.exit_codes import ReplicaExit
 from model_worker.replica.host_stages import FinishStage
 from model_worker.replica.jobs import Answers, Job, Leave, device_fault_code, device_fault_text
@@ -32,10 +32,6 @@ MEMORY_SAMPLE_S = 1.0
 Order = Callable[[], None]
 """Work for the finish thread."""
 Stream = tuple[Job, Iterator[object]]
-
-
-class WrongOutputs(Exception):
-    """`forward` did not return one output per item, so no output can be told to belong to any item."""
 
 
 @dataclass(slots=True)
@@ -128,7 +124,7 @@ class ForwardStage:
             self._present.setdefault(id(job.item), []).append(job)
         self._progress.begin_step()
         try:
-            outputs = one_output_per_item(self._model.forward([job.item for job in batch]), len(batch))
+            outputs = returns.one_output_per_item(self._model, [job.item for job in batch])
             accelerator.synchronize()
         finally:
             forward_ms = (time.perf_counter() - started_s) * 1000
@@ -147,7 +143,7 @@ class ForwardStage:
             raise error
         if faults.is_device_fault(error):
             self._lose_device(batch, error)
-        if len(batch) == 1 or isinstance(error, WrongOutputs):
+        if len(batch) == 1 or isinstance(error, returns.WrongOutputs):
             for job in batch:
                 self._answers.refuse(job, "forward", error)
             return []
@@ -167,7 +163,7 @@ class ForwardStage:
         for job in batch:
             if not job.ended:
                 self._answers.fail(job, device_fault_code(len(batch)), device_fault_text(error))
-        self._leave(ReplicaExit.DEVICE_FAULT, faults.describe(error))
+        self._leave(ReplicaExit.DEVICE_FAULT, faults.describe(error), error)
 
     def _hand_over(self, batch: list[Job], outputs: list[object]) -> None:
         whole: list[tuple[Job, object]] = []
@@ -241,17 +237,3 @@ class ForwardStage:
         except Full:
             return
         done.wait(LAST_RESULTS_S)
-
-
-def one_output_per_item(outputs: object, item_count: int) -> list[object]:
-    """What `Model.forward` returned, as a list that matches its items.
-
-    Raises:
-        WrongOutputs: it cannot be told which output belongs to which item.
-    """
-    if isinstance(outputs, (str, bytes, Mapping)) or not (hasattr(outputs, "__len__") and hasattr(outputs, "__iter__")):
-        raise WrongOutputs(f"forward returned {type(outputs).__name__} for {item_count} items: return a list")
-    listed = list(outputs)
-    if len(listed) != item_count:
-        raise WrongOutputs(f"forward returned {len(listed)} outputs for {item_count} items: return one for each")
-    return listed

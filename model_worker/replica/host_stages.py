@@ -6,19 +6,18 @@ neither knows queues.
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from model_worker.replica import returns
 from model_worker.replica.jobs import Answers, Job, Outlet
 from model_worker.runtimes import batching
 from model_worker.runtimes.base import Model
 from shared import values
 from shared.errors import Code, ProtocolError, RequestError
 from shared.messages import ChunkHeader
-from shared.wire import INT_MAX
 
 PREDICT = "predict"
 # Results of a micro-batch leave as one message, unless finishing them takes longer than this: then in several, each
@@ -63,9 +62,8 @@ class PrepareStage:
         started_s = time.perf_counter()
         try:
             job.item = self._make_item(job)
-            job.cost = checked_cost(self._model, job.item)
-            job.group = self._model.group(job.item)
-            hash(job.group)
+            job.cost = returns.cost_of(self._model, job.item)
+            job.group = returns.group_of(self._model, job.item)
         except BaseException as error:
             self._answers.refuse(job, "prepare", error)
             return False
@@ -103,7 +101,12 @@ class FinishStage:
         for job, output in pairs:
             if self._answers.drop_unwanted(job):
                 continue
-            self._end(job, partial(self._model.finish, output))
+            if job.stream:
+                # The model does not stream: all of its answer is the one piece.
+                self.pieces([(job, output)])
+                self.end_of_stream(job, None)
+            else:
+                self._end(job, partial(self._model.finish, output))
             now_s = time.perf_counter()
             if now_s - handed_over_s >= HAND_OVER_S:
                 self._outlet.flush()
@@ -117,7 +120,7 @@ class FinishStage:
             try:
                 value = self._model.finish(piece)
                 if job.stream:
-                    frames = values.pack(value)
+                    frames = returns.packed(self._model, value)
                     self._outlet.chunk(ChunkHeader(job.id, job.attempt, job.chunk_count, len(frames)), frames)
                     job.chunk_count += 1
                 else:
@@ -145,22 +148,9 @@ class FinishStage:
     def _end(self, job: Job, make_value: Callable[[], object]) -> None:
         started_s = time.perf_counter()
         try:
-            frames = values.pack(make_value())
+            frames = returns.packed(self._model, make_value())
         except BaseException as error:
             self._answers.refuse(job, "finish", error)
             return
         job.finish_ms += (time.perf_counter() - started_s) * 1000
         self._answers.succeed(job, frames)
-
-
-def checked_cost(model: Model, item: object) -> int:
-    """`Model.cost` as a whole number that is not negative.
-
-    Raises:
-        TypeError: it is no whole number.
-        ValueError: it is negative, or more than a message can carry.
-    """
-    cost = operator.index(model.cost(item))
-    if not 0 <= cost <= INT_MAX:
-        raise ValueError(f"{type(model).__name__}.cost returned {cost}: a cost is 0 to {INT_MAX}")
-    return cost

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
@@ -75,8 +75,11 @@ class Outlet(Protocol):
         """What was handed over is to leave now."""
 
 
-Leave = Callable[[ReplicaExit, str], NoReturn]
-"""Ends the process with a named code and a reason for the log, once everything handed over has left."""
+class Leave(Protocol):
+    """Ends the process with a named code, once everything handed over has left."""
+
+    def __call__(self, code: ReplicaExit, reason: str, error: BaseException | None = None) -> NoReturn:
+        """`reason` and the stack of `error` go to the log, in the one line that tells of the end."""
 
 
 class Answers:
@@ -104,7 +107,7 @@ class Answers:
         if faults.is_device_fault(error):
             # Outside `forward`, what broke the device may be the forward on the main thread.
             self.fail(job, device_fault_code(1 if job.alone else 2), device_fault_text(error))
-            self._leave(ReplicaExit.DEVICE_FAULT, faults.describe(error))
+            self._leave(ReplicaExit.DEVICE_FAULT, faults.describe(error), error)
         if isinstance(error, RequestError):
             self.fail(job, error.code, faults.describe(error), error.detail)
         else:

@@ -117,22 +117,28 @@ class BrokerLink:
             self._is_awake = True
         os.eventfd_write(self._wakeup, 1)
 
-    def leave(self, code: ReplicaExit, reason: str) -> NoReturn:
-        """Ends the process, at once for whatever else runs in it; what was handed over leaves first."""
+    def leave(self, code: ReplicaExit, reason: str, error: BaseException | None = None) -> NoReturn:
+        """Ends the process, at once for whatever else runs in it; what was handed over leaves first.
+
+        Nothing else in the log tells of the cause, so `error` is what to show the stack of.
+        """
         if not self._leaving.acquire(blocking=False):
             # Another thread is on its way out, and takes this one along.
             threading.Event().wait()
         level: Level = "info" if code is ReplicaExit.STOPPED else "error"
-        log_event(
-            logger,
-            level,
-            "replica_left",
-            slot=self._spec.slot,
-            incarnation=self._spec.incarnation,
-            exit_code=int(code),
-            cause=code.name.lower(),
-            reason=reason,
-        )
+        # The model's code may have broken the log as well; the way out does not depend on it.
+        with contextlib.suppress(Exception):
+            log_event(
+                logger,
+                level,
+                "replica_left",
+                slot=self._spec.slot,
+                incarnation=self._spec.incarnation,
+                exit_code=int(code),
+                cause=code.name.lower(),
+                reason=reason,
+                **({} if error is None else {"exception": error}),
+            )
         if threading.current_thread() is not self._thread:
             if code not in (ReplicaExit.STOPPED, ReplicaExit.LOAD_FAILED):
                 # Ahead of the last results: with their credit alone, the broker would send work to a dying process.
@@ -155,8 +161,7 @@ class BrokerLink:
         try:
             self._run()
         except BaseException as error:
-            log_event(logger, "error", "thread_failed", thread="io", exception=error)
-            self.leave(ReplicaExit.INTERNAL_ERROR, f"{faults.describe(error)} on the io thread")
+            self.leave(ReplicaExit.INTERNAL_ERROR, f"{faults.describe(error)} on the io thread", error)
 
     def _run(self) -> None:
         context = zmq.Context(io_threads=1)

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from model_worker.launchers import guard_child
-from model_worker.replica import accelerator, faults
+from model_worker.replica import accelerator, faults, returns
 from model_worker.replica.exit_codes import ReplicaExit
-from model_worker.replica.forward_stage import Progress, one_output_per_item
-from model_worker.replica.host_stages import Limits, checked_cost
+from model_worker.replica.forward_stage import Progress
+from model_worker.replica.host_stages import Limits
 from model_worker.replica.link import BrokerLink
 from model_worker.replica.stages import Stages, run_guarded
 from model_worker.runtimes import registry
 from model_worker.runtimes.base import Model
 from model_worker.specs import ReplicaSpec
-from shared import logs, values, wire
+from shared import logs, wire
 from shared.errors import LoadError
 from shared.logs import log_event
 from shared.messages import Phase, State
@@ -39,7 +40,9 @@ Report = Callable[..., None]
 def run(spec: ReplicaSpec) -> None:
     """The target of `multiprocessing`'s spawn; does not return: the process ends with a code of `ReplicaExit`."""
     guard_child(spec)
-    logs.configure(spec.log_level, spec.log_format, program=spec.slot)
+    # Not through `sys.stderr`, which the model's code may close or replace: then no cause of any end could be told.
+    own_stderr = open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - for good
+    logs.configure(spec.log_level, spec.log_format, program=spec.slot, stream=own_stderr)
     progress = Progress()
     link = BrokerLink(spec, progress)
     link.start()
@@ -56,15 +59,14 @@ def _live(spec: ReplicaSpec, link: BrokerLink, progress: Progress) -> None:
             mixes_parameters=bool(model.mixes_parameters),
             max_batch_cost=limits.max_batch_cost,
             max_batch_size=limits.max_batch_size,
-            choices=model.describe(),
+            choices=returns.description_of(model),
         )
         wire.check(ready)
     except BaseException as error:
         cause = faults.describe_with_cause(error)
         permanent = isinstance(error, LoadError) and error.permanent
-        log_event(logger, "error", "load_failed", slot=spec.slot, cause=cause, permanent=permanent, exception=error)
         link.state(report(Phase.FAILED, detail=cause, permanent=permanent))
-        link.leave(ReplicaExit.LOAD_FAILED, cause)
+        link.leave(ReplicaExit.LOAD_FAILED, cause, error)
     progress.sample_memory()
     model.report_step = progress.end_part
     stages = Stages(model, limits, link, progress, link.leave)
@@ -127,9 +129,9 @@ def warm_up(model: Model, limits: Limits) -> Limits:
     Raises:
         LoadError: an example failed; the first real request would have.
     """
-    for number, (inputs, parameters) in enumerate(model.examples()):
+    for number, (inputs, parameters) in enumerate(returns.examples_of(model)):
         try:
-            cost = checked_cost(model, model.prepare(inputs, dict(parameters)))
+            cost = returns.cost_of(model, model.prepare(inputs, dict(parameters)))
             count = _fullest(cost, limits) if number == 0 else 1
             fitting = _largest_that_fits(model, inputs, parameters, count)
         except Exception as error:
@@ -164,7 +166,7 @@ def _largest_that_fits(model: Model, inputs: object, parameters: dict[str, objec
 
 
 def _run_stages(model: Model, items: list[object]) -> None:
-    outputs = one_output_per_item(model.forward(items), len(items))
+    outputs = returns.one_output_per_item(model, items)
     accelerator.synchronize()
     for output in outputs:
         if isinstance(output, Exception):
@@ -172,4 +174,4 @@ def _run_stages(model: Model, items: list[object]) -> None:
         if isinstance(output, Iterator):
             # One step is as good as all of them: the shapes that follow are no larger.
             output = next(output, None)
-        values.pack(model.finish(output))
+        returns.packed(model, model.finish(output))

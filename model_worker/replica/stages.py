@@ -11,7 +11,6 @@ go out through an `Outlet`.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from queue import Queue, SimpleQueue
@@ -23,9 +22,6 @@ from model_worker.replica.host_stages import FinishStage, Limits, PrepareStage
 from model_worker.replica.jobs import Answers, Job, Leave, Outlet
 from model_worker.runtimes.base import Model
 from shared.errors import Code
-from shared.logs import log_event
-
-logger = logging.getLogger("model_worker")
 
 # The broker gives a replica one running and one prefetched batch; more than this is a fault of the broker's, and is
 # refused rather than stored.
@@ -98,6 +94,6 @@ def run_guarded(work: Callable[[], None], leave: Leave) -> None:
     except BaseException as error:
         name = threading.current_thread().name
         if faults.ends_process(error):
-            leave(ReplicaExit.MODEL_EXITED, f"the model's code raised {faults.describe(error)} on the {name} thread")
-        log_event(logger, "error", "thread_failed", thread=name, exception=error)
-        leave(ReplicaExit.INTERNAL_ERROR, f"{faults.describe(error)} on the {name} thread")
+            text = f"the model's code raised {faults.describe(error)} on the {name} thread"
+            leave(ReplicaExit.MODEL_EXITED, text, error)
+        leave(ReplicaExit.INTERNAL_ERROR, f"{faults.describe(error)} on the {name} thread", error)

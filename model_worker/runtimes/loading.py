@@ -31,7 +31,7 @@ from transformers.utils.hub import cached_file
 from model_worker.runtimes import sources, tasks
 from model_worker.runtimes.sources import Source
 from model_worker.specs import RuntimeSpec
-from shared.errors import ConfigurationError, LoadError
+from shared.errors import ConfigurationError, InvalidInput, LoadError
 
 logger = logging.getLogger(__name__)
 
@@ -307,6 +307,17 @@ def copy_tokenizer(tokenizer: Any) -> Any:
     return copy.deepcopy(tokenizer)
 
 
+@contextmanager
+def refuse_panics() -> Iterator[None]:
+    """Turns a panic of the tokenizers' Rust code, which derives from `BaseException`, into an `InvalidInput`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InvalidInput(f"the tokenizer cannot process this: {one_line(error)}") from error
+
+
 def describe_model(model: Any) -> dict[str, object]:
     parameters = list(model.parameters())
     return {
@@ -331,9 +342,16 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """No progress bars, no load reports; from now on the libraries' messages go where all other log lines go."""
+    """No progress bars, no load reports; from now on the libraries' messages go where all other log lines go.
+
+    What they warn of meanwhile is not for the operator: a retry that helps is no news, and one that does not help ends
+    in the error that tells the cause.
+    """
     disable_progress_bars()
-    logging.getLogger("huggingface_hub").handlers.clear()
+    hub_logger = logging.getLogger("huggingface_hub")
+    hub_logger.handlers.clear()
+    hub_level = hub_logger.level
+    hub_logger.setLevel(logging.ERROR)
     draws_bar = tqdm.std.tqdm.__init__
     tqdm.std.tqdm.__init__ = functools.partialmethod(draws_bar, disable=True)
     transformers_logging.disable_default_handler()
@@ -344,6 +362,7 @@ def quiet_libraries() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+        hub_logger.setLevel(hub_level)
         tqdm.std.tqdm.__init__ = draws_bar
 
 

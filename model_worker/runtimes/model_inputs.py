@@ -7,10 +7,19 @@ Refuses to tokenise and to compute. Main thread, and prepare thread for the leng
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Hashable, Mapping, MutableMapping
 from typing import Any
 
 import torch
+
+# What torch's convolutions, pools and paddings, and the libraries' models say of an input that is too small, or not of
+# the only size that they take.
+_ABOUT_SIZE = re.compile(
+    r"Kernel size can't be greater than actual input size|Output size is too small"
+    r"|Padding size should be less than the corresponding input dimension|Expected more than 1 value per channel"
+    r"|Input image size .* doesn't match model|non-zero size for"
+)
 
 
 def text_length(chunk: Any) -> int | None:
@@ -90,3 +99,35 @@ def holds_nan(output: Any) -> bool:
     return any(
         isinstance(each, torch.Tensor) and each.is_floating_point() and bool(each.isnan().any()) for each in values
     )
+
+
+def least_samples(config: Any) -> int | None:
+    """How many samples a recording must have for one frame to come out of a model's convolutions; None: not known.
+
+    Wav2Vec 2 and its kin name the kernels and strides of theirs in their configuration.
+    """
+    kernels, strides = getattr(config, "conv_kernel", None), getattr(config, "conv_stride", None)
+    if not isinstance(kernels, (list, tuple)) or not isinstance(strides, (list, tuple)):
+        return None
+    samples = 1
+    for kernel, stride in reversed(list(zip(kernels, strides, strict=False))):
+        samples = (samples - 1) * stride + kernel
+    return samples
+
+
+def samples_in(chunk: Any) -> int | None:
+    """Samples of one recording's model input; None if it is none, or no longer made of samples."""
+    values = chunk.get("input_values") if hasattr(chunk, "get") else None
+    return int(values.shape[-1]) if isinstance(values, torch.Tensor) and values.ndim == 2 else None
+
+
+def is_about_size(error: BaseException) -> bool:
+    """Whether a model failed because its input, sound or a picture, is too small, or not of the only size it takes."""
+    return isinstance(error, (RuntimeError, ValueError)) and _ABOUT_SIZE.search(str(error)) is not None
+
+
+def sizes(chunk: Any) -> str:
+    """The shapes of the sound and the pictures in a model input, for an error."""
+    tensors = chunk.values() if isinstance(chunk, Mapping) else []
+    shapes = [tuple(each.shape[1:]) for each in tensors if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    return ", ".join(str(shape) for shape in shapes)

@@ -75,6 +75,7 @@ class PipelineModel(Model):
         self._parameters: PipelineParameters
         self._limit_tokens: int | None = None
         self._token_id_limit: int | None = None
+        self._limit_samples: int | None = None  # the shortest recording
         self._collate: Any = None
         self._pad_token_id: int | None = None  # as the model's configuration has it
         self._solo_reason = ""  # why requests run one by one; empty: they are batched
@@ -83,6 +84,7 @@ class PipelineModel(Model):
     def load(self, device: str) -> None:
         self._torch_device = device
         self._pipeline = self._load_pipeline(device)
+        self._limit_samples = model_inputs.least_samples(self._pipeline.model.config)
         tokenizer = self._pipeline.tokenizer
         if tokenizer is not None:
             self._pad_token_id = getattr(self._pipeline.model.config, "pad_token_id", None)
@@ -111,14 +113,11 @@ class PipelineModel(Model):
         else:
             inputs = media.decode(inputs, self._task, self._sampling_rate())
         try:
-            answer, parts = self._stager.stage(inputs, arguments, may_truncate)
-        except _CALLER_ERRORS as error:
+            with loading.refuse_panics():
+                answer, parts = self._stager.stage(inputs, arguments, may_truncate)
+        except (*_CALLER_ERRORS, AssertionError) as error:
             given = f" (parameters: {', '.join(sorted(parameters))})" if parameters else ""
             raise InvalidInput(f"{type(error).__name__}: {loading.one_line(error)}{given}") from error
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of the tokenizers' Rust code; derives from BaseException
-                raise
-            raise InvalidInput(f"the tokenizer cannot process this: {loading.one_line(error)}") from error
         lengths = [model_inputs.length(chunk) for part in parts for chunk in part.chunks]
         self._check_lengths(parts)
         return _Item(
@@ -143,10 +142,12 @@ class PipelineModel(Model):
             chunks = [work[position][1] for position in positions]
             try:
                 results = self._run(chunks, work[positions[0]][0].forward_parameters)
-            except _CALLER_ERRORS as error:
-                if not self._generates() or len(items) > 1 or not items[0].parameter_names:
+            except (*_CALLER_ERRORS, RuntimeError) as error:
+                # Of several, each is tried again by itself.
+                refusal = self._refusal(items[0], chunks, error) if len(items) == 1 else None
+                if refusal is None:
                     raise
-                raise _misfit(items[0], error) from error
+                raise refusal from error
             for position, result in zip(positions, results, strict=True):
                 outputs[position] = result
             self.report_step()
@@ -260,6 +261,7 @@ class PipelineModel(Model):
         for index, part in enumerate(parts):
             where = f"inputs[{index}]" if len(parts) > 1 else "inputs"
             for chunk in part.chunks:
+                self._check_samples(where, chunk, len(part.chunks))
                 length = model_inputs.text_length(chunk)
                 if length is None:
                     continue
@@ -276,6 +278,17 @@ class PipelineModel(Model):
         limit = padding.request_cost_max(self._torch_device)
         if tokens > limit:
             raise InvalidInput(f"inputs are {tokens} tokens in all; one request may have {limit}: send several")
+
+    def _check_samples(self, where: str, chunk: Any, pieces: int) -> None:
+        length, limit = model_inputs.samples_in(chunk), self._limit_samples
+        if limit is None or length is None or length >= limit:
+            return
+        what = where if pieces == 1 else f"a piece of {where}"
+        remedy = "give a longer recording" if pieces == 1 else "choose another chunk_length_s or stride_length_s"
+        raise InvalidInput(
+            f"{what} is {length} samples long, the model takes no less than {limit}: {remedy}",
+            detail={"length_samples": length, "limit_samples": limit},
+        )
 
     # --- forward ---
 
@@ -308,6 +321,15 @@ class PipelineModel(Model):
                 for output, chunk in zip(outputs, chunks, strict=True)
             ]
         return outputs
+
+    def _refusal(self, item: _Item, chunks: Sequence[Any], error: Exception) -> InvalidInput | None:
+        """What to answer where it is the request that makes the model fail; None where it may be the model."""
+        if model_inputs.is_about_size(error):
+            sizes = "; ".join(dict.fromkeys(model_inputs.sizes(chunk) for chunk in chunks))
+            return InvalidInput(f"inputs of the size {sizes} do not fit this model: {loading.one_line(error)}")
+        if isinstance(error, _CALLER_ERRORS) and self._generates() and item.parameter_names:
+            return _misfit(item, error)
+        return None
 
     # --- finish ---
 

@@ -24,10 +24,15 @@ _PIPELINE_RUNTIME = "model_worker.runtimes.pipeline_task:PipelineModel"
 
 RUNTIMES: dict[str, str] = {
     tasks.EMBEDDING: "model_worker.runtimes.embedding:EmbeddingModel",
+    tasks.QUESTION_ANSWERING: "model_worker.runtimes.question_answering:QuestionAnsweringModel",
     tasks.TEXT_GENERATION: "model_worker.runtimes.generation:GenerationModel",
     **dict.fromkeys(tasks.PIPELINE_TASKS, _PIPELINE_RUNTIME),
 }
 """`module:attribute` by task; the attribute is called with the `RuntimeSpec`. A new task is one line here."""
+
+
+_METHODS = tuple(name for name, method in vars(Model).items() if inspect.isfunction(method))
+"""What a class of the user's own may define, and headwaiter calls."""
 
 
 def build(spec: RuntimeSpec) -> Model:
@@ -93,6 +98,13 @@ def _as_model_class(found: Any, where: str) -> type[Model]:
     if missing:
         raise LoadError(
             f"{where} lacks {' and '.join(missing)}: a model class has load(device) and forward(items)", permanent=True
+        )
+    waiting = [name for name in _METHODS if inspect.iscoroutinefunction(getattr(found, name, None))]
+    if waiting:
+        raise LoadError(
+            f"{where}: {' and '.join(waiting)} cannot be async: each method is called on a thread of its own, and may "
+            "block there",
+            permanent=True,
         )
     if issubclass(found, Model):
         return found

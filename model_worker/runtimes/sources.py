@@ -10,6 +10,7 @@ import ast
 import importlib.machinery
 import importlib.util
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ _PACKAGE_PREFIX = "package:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _GGUF_MAGIC = b"GGUF"
 _OWN_PACKAGES = ("frontend", "headwaiter", "model_worker", "shared")
+_MODULES_FILE = "modules.json"
 _WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 
 
@@ -53,11 +55,13 @@ class Source:
 
 
 def resolve(source: str) -> Source:
-    """Reads a source as written in the configuration; local ones exist when this returns.
+    """Reads a source of the configuration, in which paths are absolute; local ones exist when this returns.
 
     Raises:
         ConfigurationError: one line with the missing path, package or the spelling that is none of the five.
     """
+    if os.path.isabs(source):
+        return _resolve_path(Path(source), source)
     if source.startswith(_PACKAGE_PREFIX):
         return _resolve_path(_find_in_package(source), source)
     module, colon, attribute = source.partition(":")
@@ -67,13 +71,8 @@ def resolve(source: str) -> Source:
                 f"model = {source!r} is neither a class (my_module:MyModel) nor files of a package (package:name/path)"
             )
         return Source("class", module, attribute=attribute)
-    path = Path(source).expanduser()
-    if path.exists():
-        return _resolve_path(path, source)
-    if _looks_like_a_path(source):
-        raise ConfigurationError(f"model = {source!r}: no such file or directory ({path.absolute()})")
     if not _HUB_ID.fullmatch(source):
-        raise ConfigurationError(f"model = {source!r} is neither a path that exists nor a hub id such as 'org/name'")
+        raise ConfigurationError(f"model = {source!r} is neither a path nor a hub id such as 'org/name'")
     return Source("hub", source)
 
 
@@ -97,6 +96,30 @@ def check(spec: RuntimeSpec) -> int | None:
     else:
         return None
     return weights.weights_bytes(source.path, spec.dtype)
+
+
+def detect_task(source: str) -> str:
+    """The task that the weights at `source` are made for, told without loading them.
+
+    Raises:
+        ConfigurationError: there are no such weights, or they may serve no task or several; says which.
+    """
+    found = resolve(source)
+    if found.kind == "hub":
+        raise ConfigurationError(f"it can be told only from files on this machine, and {source!r} is a hub id")
+    if found.kind == "gguf":
+        fitting = sorted(tasks.GGUF_TASKS)
+        held = "a .gguf file"
+    elif (found.path / _MODULES_FILE).is_file():
+        return tasks.EMBEDDING
+    else:
+        architectures = _architectures(found.path)
+        fitting = tasks.made_for(architectures)
+        held = ", ".join(architectures) or "weights of no named architecture"
+    if len(fitting) != 1:
+        outcome = f"serves several: {', '.join(fitting)}" if fitting else "serves no task by itself"
+        raise ConfigurationError(f"{source} holds {held}, which {outcome}")
+    return fitting[0]
 
 
 def find_module_file(module: str, search_path: Sequence[str]) -> Path | None:
@@ -130,13 +153,9 @@ def _find_hooked(top_level_name: str) -> importlib.machinery.ModuleSpec | None:
         return None
 
 
-def _looks_like_a_path(source: str) -> bool:
-    if source.startswith((".", "/", "~")) or source.endswith((".gguf", "/")) or source.count("/") > 1:
-        return True
-    return "/" in source and Path(source).parent.is_dir()
-
-
 def _resolve_path(path: Path, source: str) -> Source:
+    if not path.exists():
+        raise ConfigurationError(f"model = {source!r}: no such file or directory")
     if path.is_dir():
         return Source("directory", str(path.absolute()))
     if path.suffix == ".gguf":
@@ -207,20 +226,25 @@ def _check_gguf(source: Source, task: str) -> None:
 
 
 def _check_directory(directory: Path, task: str) -> None:
-    # A sentence-transformers directory may keep its transformer in a folder of its own, named in modules.json.
-    modules = _read_json(directory / "modules.json") if (directory / "modules.json").is_file() else []
+    # A sentence-transformers directory may keep its transformer in a folder of its own, named in its list of modules.
+    modules = _read_json(directory / _MODULES_FILE) if (directory / _MODULES_FILE).is_file() else []
     first = modules[0] if isinstance(modules, list) and modules and isinstance(modules[0], dict) else {}
     directory = directory / str(first.get("path", ""))
+    architectures = _architectures(directory)
+    if not any(True for pattern in _WEIGHT_PATTERNS for _ in directory.glob(pattern)):
+        raise ConfigurationError(f"{directory}: no weights there (*.safetensors or *.bin)")
+    tasks.check_architectures(str(directory), task, architectures)
+
+
+def _architectures(directory: Path) -> list[str]:
+    """Those that the directory's config.json names; most often one."""
     if not (directory / "config.json").is_file():
         raise ConfigurationError(f"{directory}: no config.json there: is it the directory of a model?")
     config = _read_json(directory / "config.json")
     if not isinstance(config, dict):
         raise ConfigurationError(f"{directory / 'config.json'}: not an object: is it the directory of a model?")
-    if not any(True for pattern in _WEIGHT_PATTERNS for _ in directory.glob(pattern)):
-        raise ConfigurationError(f"{directory}: no weights there (*.safetensors or *.bin)")
     architectures = config.get("architectures")
-    if isinstance(architectures, list):
-        tasks.check_architectures(str(directory), task, [str(name) for name in architectures])
+    return [str(name) for name in architectures] if isinstance(architectures, list) else []
 
 
 def _read_json(file: Path) -> object:

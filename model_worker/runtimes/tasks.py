@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from shared.errors import ConfigurationError
 
 EMBEDDING = "embedding"
+QUESTION_ANSWERING = "question-answering"
 TEXT_GENERATION = "text-generation"
 
-# The names that transformers' own pipelines go by, without text generation, which has a runtime of its own.
+# The names that transformers' own pipelines go by, without those tasks that have a runtime of their own.
 PIPELINE_TASKS: tuple[str, ...] = (
     "any-to-any",
     "audio-classification",
@@ -55,6 +56,7 @@ _ARCHITECTURE_ENDINGS: dict[str, tuple[str, ...]] = {
     "zero-shot-classification": ("ForSequenceClassification",),
     "token-classification": ("ForTokenClassification",),
     "fill-mask": ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel"),
+    QUESTION_ANSWERING: ("ForQuestionAnswering", "ForQuestionAnsweringSimple"),
     TEXT_GENERATION: ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"),
     "audio-classification": ("ForSequenceClassification", "ForAudioClassification"),
     "automatic-speech-recognition": ("ForCTC", "ForTDT", "ForConditionalGeneration", "EncoderDecoderModel"),
@@ -67,7 +69,6 @@ _ARCHITECTURE_ENDINGS: dict[str, tuple[str, ...]] = {
 _KNOWN_ENDINGS = frozenset(ending for endings in _ARCHITECTURE_ENDINGS.values() for ending in endings) | {
     "ForMultipleChoice",
     "ForNextSentencePrediction",
-    "ForQuestionAnswering",
 }
 # Tasks that use the body of a text model and ignore its head, whatever that is.
 _HEADLESS_TASKS = (EMBEDDING, "feature-extraction")
@@ -75,7 +76,7 @@ _HEADLESS_TASKS = (EMBEDDING, "feature-extraction")
 
 def known_tasks() -> tuple[str, ...]:
     """Every value that `task` may have, aliases included, sorted."""
-    return tuple(sorted({EMBEDDING, TEXT_GENERATION, *PIPELINE_TASKS, *ALIASES}))
+    return tuple(sorted({EMBEDDING, QUESTION_ANSWERING, TEXT_GENERATION, *PIPELINE_TASKS, *ALIASES}))
 
 
 def canonical(task: str) -> str:
@@ -102,12 +103,16 @@ def check_architectures(where: str, task: str, architectures: Sequence[str]) -> 
         return
     if not all(name.endswith(tuple(_KNOWN_ENDINGS)) for name in architectures):
         return
-    fitting = [
+    raise ConfigurationError(
+        f"wrong task for the weights: {where} holds {', '.join(architectures)}, which task = {task!r} cannot use; "
+        f"tasks that fit: {', '.join([*made_for(architectures), *_HEADLESS_TASKS])}"
+    )
+
+
+def made_for(architectures: Sequence[str]) -> list[str]:
+    """The tasks that need the head which weights of these architectures have."""
+    return [
         name
         for name, endings in _ARCHITECTURE_ENDINGS.items()
         if any(architecture.endswith(endings) for architecture in architectures)
     ]
-    raise ConfigurationError(
-        f"wrong task for the weights: {where} holds {', '.join(architectures)}, which task = {task!r} cannot use; "
-        f"tasks that fit: {', '.join([*fitting, *_HEADLESS_TASKS])}"
-    )

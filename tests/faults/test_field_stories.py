@@ -177,7 +177,7 @@ class Hub(BaseHTTPRequestHandler):
     """Refuses every model in the way that its name says."""
 
     def do_GET(self) -> None:
-        status, code = next((answer for name, answer in REFUSALS.items() if name in self.path), (404, ""))
+        status, code = next((answer for name, answer in REFUSALS.items() if name in self.path), (429, ""))
         self.send_response(status)
         if code:
             self.send_header("X-Error-Code", code)

@@ -219,6 +219,19 @@ def _waiting(service: Service) -> int:
     return int(service.status()["models"][0]["queued"])
 
 
+def test_a_service_that_has_ended_is_not_waited_for(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = obedient(journal) | {"options": {"load_error": "no such weights"}}
+    with (
+        pytest.raises(AssertionError, match="ended with 70"),
+        Service([broken], server={"load_attempts_max": 1}) as service,
+    ):
+        service.wait_ready()
+    # What both programs had to say is part of the failure.
+    printed = capsys.readouterr().out
+    assert "no such weights" in printed
+    assert "--- front.log" in printed
+
+
 def test_livez_answers_while_a_forward_runs(journal: Path) -> None:
     with Service([obedient(journal)]) as service:
         service.wait_ready()

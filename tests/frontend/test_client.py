@@ -109,6 +109,7 @@ def test_header_says_all_the_model_server_needs(run_dir: Path) -> None:
     assert (plain.model, plain.operation, plain.priority, plain.stream) == ("echo", "predict", -2, False)
     assert (plain.request_id, plain.traceparent, plain.retryable, plain.batch_key) == ("r-1", "t", True, b"")
     assert 25_000 < plain.remaining_ms <= 30_000
+    assert one.request_id == one.id.hex(), "there is always something to search the logs for"
     assert len(one.batch_key) == 8
     assert one.batch_key == same.batch_key, "the order of keys is nobody's intention"
     assert one.batch_key != other.batch_key

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,7 @@ from frontend.__main__ import ExitCode, listen, uvicorn_settings
 from shared.config import Config
 from tests.fronts import Front, raw_request, read_response
 from tests.stub_broker import Answer, Piece, Request, Step, StubBroker, silent
-from tests.topology import ROOT, alive, wait_for
+from tests.topology import ROOT, alive, free_port, wait_for
 
 
 @contextmanager
@@ -67,13 +69,13 @@ def test_running_worker_stays_under_80_megabytes() -> None:
             assert pss_kb < 80_000
 
 
-def test_port_in_use_is_one_clear_line_and_a_code_of_its_own() -> None:
+def test_port_in_use_is_one_clear_line_and_nothing_that_a_restart_mends() -> None:
     with socket.socket() as taken, unstarted() as front:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         process = front.spawn([sys.executable, "-P", "-m", "frontend", "--port", str(port)])
-        assert process.wait(20) == ExitCode.CANNOT_LISTEN
+        assert process.wait(20) == ExitCode.CONFIGURATION
         assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in front.log()
         assert len(front.log().splitlines()) == 1
 
@@ -97,8 +99,24 @@ def test_configuration_that_cannot_be_used_is_one_clear_line(flags: list[str], t
 def test_host_that_has_no_address_cannot_be_listened_on() -> None:
     with unstarted() as front:
         process = front.spawn([sys.executable, "-P", "-m", "frontend", "--host", "203.0.113.1"])
-        assert process.wait(20) == ExitCode.CANNOT_LISTEN
+        assert process.wait(20) == ExitCode.CONFIGURATION
         assert "203.0.113.1" in front.log()
+
+
+def test_start_without_standard_streams_and_with_few_files_is_mended() -> None:
+    with unstarted() as front:
+        port = free_port()
+        command = f"ulimit -S -n 64 && exec {sys.executable} -P -m frontend --port {port} <&- >&- 2>&-"
+        master = front.spawn(["/bin/sh", "-c", command])
+        front.url = f"http://127.0.0.1:{port}"
+        front.wait_live()
+        for pid in (master.pid, *front.workers()):
+            limits = Path(f"/proc/{pid}/limits").read_text()
+            (soft, hard) = next(line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files"))
+            assert soft == hard
+            assert [os.readlink(f"/proc/{pid}/fd/{number}") for number in (1, 2)] == ["/dev/null"] * 2
+        front.signal(signal.SIGTERM)
+        assert front.wait() == ExitCode.OK
 
 
 def test_flags_reach_the_workers() -> None:
@@ -235,6 +253,58 @@ def test_new_front_removes_what_a_dead_one_counted() -> None:
         front.start().wait_ready()
         assert total(front) == 0
         assert first not in (front.run_dir / "metrics").iterdir()
+
+
+def test_deleted_counters_come_back_with_everything_that_was_counted() -> None:
+    with Front(workers=3) as front, StubBroker(front.run_dir):
+        front.wait_ready()
+        wait_for(lambda: front.log().count("front_started") == 3, "three workers")
+        one_shot(front, 30)
+
+        def is_complete(expected: float) -> Callable[[], bool]:
+            return lambda: total(front) == expected
+
+        for expected in (40.0, 50.0):
+            shutil.rmtree(front.run_dir / "metrics")
+            # A model that nobody has asked before: the files of its numbers would be made now.
+            one_shot(front, 10)
+            assert front.get_once("/metrics")[0] == 200
+            wait_for(is_complete(expected), "all is there again")
+            assert [total(front) for _ in range(10)] == [expected] * 10
+            assert total(front, "headwaiter_request_duration_seconds_count") == expected
+            assert total(front, "headwaiter_inflight_requests") == 0
+        next(front.run_dir.glob("metrics/*/counter_*.db")).unlink()
+        wait_for(lambda: total(front) == 50, "nothing is counted twice")
+        kill_one(front)
+        assert total(front) == 50
+        assert "WARNING frontend metrics_restored" in front.log()
+
+
+def test_worker_that_has_counted_nothing_answers_without_its_run_directory() -> None:
+    with Front() as front, StubBroker(front.run_dir):
+        front.wait_ready()
+        parent = front.run_dir / "metrics"
+        shutil.rmtree(parent)
+        # It cannot be made again, as on a file system that has become read-only.
+        parent.write_text("in the way")
+        one_shot(front, 5)
+        wait_for(lambda: "metrics_lost" in front.log(), "the log says so")
+        text = front.get("/metrics").text
+        assert "headwaiter_model_server_up 1.0" in text
+        assert "headwaiter_requests_total" not in text
+        parent.unlink()
+        wait_for(lambda: total(front) == 5, "what was counted meanwhile is there")
+        assert front.log().count("metrics_lost") == 1
+        one_shot(front, 1)
+        assert total(front) == 6
+
+
+def test_run_directory_that_is_made_again_is_private() -> None:
+    with Front() as front:
+        shutil.rmtree(front.run_dir)
+        wait_for(lambda: (front.run_dir / "metrics").exists(), "it is made again")
+        assert stat.S_IMODE(front.run_dir.stat().st_mode) == 0o700
+        assert total(front) == 0
 
 
 def test_model_servers_numbers_are_rendered_with_help() -> None:

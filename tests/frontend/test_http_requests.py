@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -186,10 +188,10 @@ def test_root_asks_the_only_model_there_is(front: Front, broker: StubBroker) -> 
     [
         ("GET", "/none", 404, "not_found"),
         ("POST", "/none", 404, "not_found"),
-        ("GET", "/models/echo", 405, "method_not_allowed"),
+        ("GET", "/models/none", 404, "unknown_model"),
+        ("DELETE", "/models/echo", 405, "method_not_allowed"),
         ("POST", "/livez", 405, "method_not_allowed"),
         # Not redirected to a host that the client has named.
-        ("POST", "/models", 404, "not_found"),
         ("GET", "/livez/", 404, "not_found"),
     ],
 )
@@ -429,6 +431,66 @@ def test_client_that_leaves_a_stream_cancels_it(front: Front, broker: StubBroker
     wait_for(lambda: last(broker, "left-stream").header.id in broker.cancelled, "the server is told", 5)
 
 
+# --- what there is ---------------------------------------------------------------------------------------------------
+
+
+def test_models_are_listed_and_described(front: Front, broker: StubBroker) -> None:
+    assert front.get("/models").json() == {
+        "models": [
+            {"name": "echo", "task": "echo", "state": "ready"},
+            {"name": "other", "task": "echo", "state": "ready"},
+        ]
+    }
+    broker.models = (model_state("a/b", state="loading", reason="a/b/0: loading 40%", replicas_ready=0, queued=3),)
+    wait_for(lambda: front.get("/models/a/b").status_code == 200, "it is known")
+    expected = {
+        "name": "a/b",
+        "task": "echo",
+        "state": "loading",
+        "reason": "a/b/0: loading 40%",
+        "required": True,
+        "replicas_ready": 0,
+        "replicas_total": 1,
+        "queued": 3,
+    }
+    assert front.get("/models/a/b").json() == expected
+    assert front.client.head(f"{front.url}/models/a/b").status_code == 200
+    unknown = front.get("/models/echo")
+    assert (unknown.status_code, unknown.json()["error"]) == (404, "no model is called 'echo'; known: a/b")
+    broker.pulses = broker.says_welcome = False
+    try:
+        wait_for(lambda: front.get("/models").json()["models"][0]["state"] == "unknown", "old news is no news")
+    finally:
+        broker.pulses = broker.says_welcome = True
+    broker.models = MODELS
+    front.wait_ready()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/models/echo", "GET, HEAD, POST"),
+        ("PUT", "/models", "GET, HEAD"),
+        ("POST", "/models", "GET, HEAD"),
+        ("GET", "/", "POST"),
+        ("POST", "/readyz", "GET, HEAD"),
+        ("OPTIONS", "/openapi.json", "GET, HEAD"),
+    ],
+)
+def test_wrong_method_is_told_the_right_ones(
+    front: Front, broker: StubBroker, method: str, path: str, allowed: str
+) -> None:
+    answer = front.client.request(method, front.url + path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.json()["error"] == f"{method} {path}: this path takes {' or '.join(allowed.split(', '))}"
+
+
+def test_paths_of_models_are_described(front: Front, broker: StubBroker) -> None:
+    paths = front.get("/openapi.json").json()["paths"]
+    assert paths["/models"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert paths["/models/{name}"]["get"]["parameters"][0]["name"] == "name"
+
+
 # --- probes ----------------------------------------------------------------------------------------------------------
 
 
@@ -456,9 +518,27 @@ def test_not_ready_says_why_and_alive_stays_alive(
         assert reason in answer.json()["reason"]
         assert answer.headers["retry-after"] == "1"
         assert front.probe("/livez") == 200
-        assert front.probe("/startupz") == 200, "it has started before"
+        if len(broker.models) == len(MODELS):
+            assert front.probe("/startupz") == 200, "it has started before"
     finally:
         broker.models, broker.draining, broker.pulses, broker.says_welcome = MODELS, False, True, True
+    front.wait_ready()
+
+
+def test_started_is_what_the_model_server_says_and_no_memory_of_a_worker(front: Front, broker: StubBroker) -> None:
+    broker.models = (MODELS[0], model_state("other", replicas_ready=0, was_ready=False))
+    wait_for(lambda: front.probe("/startupz") == 503, "one has never been ready")
+    assert front.get("/startupz").json() == {"started": False, "reason": "not ready yet: other"}
+    broker.models = (MODELS[0], model_state("other", replicas_ready=0, was_ready=True))
+    wait_for(lambda: front.probe("/startupz") == 200, "all have been ready")
+    assert front.probe("/readyz") == 503
+    (before,) = front.workers()
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: front.workers() not in ([], [before]), "a new worker")
+    assert [status for _ in range(300) if (status := front.probe("/startupz"))] == [200] * 300
+    broker.models = MODELS[:1]
+    wait_for(lambda: front.probe("/startupz") == 503, "a configured one is not served")
+    broker.models = MODELS
     front.wait_ready()
 
 

@@ -66,7 +66,7 @@ def test_an_unknown_model_is_named_with_the_known_ones() -> None:
     history = History(broker_settings([model_settings("qa"), model_settings("ner")]))
     answer = reply(history.arrive(1, model="qs"), 1)
     assert answer.code is Code.UNKNOWN_MODEL
-    assert answer.message == "unknown model 'qs'; known here: ner, qa"
+    assert answer.message == "no model is called 'qs'; known: qa, ner"
 
 
 def test_a_deadline_in_the_past_is_over() -> None:

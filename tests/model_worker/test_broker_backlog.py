@@ -129,7 +129,7 @@ ITEMS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ITEMS, st.integers(0, 6), st.integers(0, 120))
 def test_taking_agrees_with_a_plain_reading_of_the_rule(
     items: list[tuple[int, int, bytes, bool]], size_max: int, cost_max: int

@@ -221,7 +221,9 @@ def test_a_replica_that_tells_of_a_fault_gets_no_more_work_and_its_batch_runs_al
     assert history.finish(2, Code.REPLICA_FAULT, message="device-side assert") == []
     assert history.arrive(3) == []  # the replica is idle, but about to exit
     assert history.exit(71) == [SpawnReplica(QA0, 2)]
-    assert history.last_log("replica_exited").fields["reason"] == "device-side assert"
+    # The process has told its reason in its own line of the log.
+    assert history.last_log("replica_exited").fields == {"slot": "qa/0", "incarnation": 1, "exit_code": 71}
+    assert history.broker.keeper.slots[QA0].reason == "device-side assert"
     assert batches(history.ready()) == [("qa/0", [1])]
     assert replies(history.finish(1, incarnation=2, attempt=2)) == {1: Code.OK}
 

@@ -48,7 +48,7 @@ def test_a_slot_shows_what_was_observed() -> None:
     history.wait(0.5, pulses=False)
     first, second = history.broker.slot_states(history.now_s)
     assert (first.pid, first.incarnation, first.state, first.memory_bytes) == (4711, 1, "ready", 123)
-    assert (first.batches, first.requests, first.waiting, first.heard_ms_ago) == (2, 1, 2, 500)
+    assert (first.batches, first.requests, first.held, first.heard_ms_ago) == (2, 1, 2, 500)
     assert first.choices == {"dtype": "float32"}
     assert (second.state, second.pid, second.incarnation, second.restarts) == ("starting", 0, 1, 0)
 

@@ -41,6 +41,30 @@ def test_a_plan_that_does_not_fit_is_refused_but_can_be_drafted(half_precision_m
     assert len(preflight(config, inventory(16_000), {}).slots) == 1
 
 
+def test_a_model_without_a_task_gets_the_one_its_weights_are_made_for(half_precision_model: ModelConfig) -> None:
+    unnamed = half_precision_model.model_copy(update={"task": ""})
+    assert draft(Config(models=(unnamed,)), inventory(10**9), {}).config.model("m").task == "fill-mask"
+    elsewhere = unnamed.model_copy(update={"model": "org/name"})
+    with pytest.raises(ConfigurationError, match=r"model 'm' needs a task, such as .*'org/name' is a hub id"):
+        draft(Config(models=(elsewhere,)), inventory(10**9), {})
+    optional = elsewhere.model_copy(update={"required": False})
+    assert len(draft(Config(models=(optional,)), inventory(10**9), {}).slots) == 1
+
+
 def test_no_model_is_no_plan() -> None:
     with pytest.raises(ConfigurationError, match=r"no model is configured: add a \[\[models\]\] entry"):
         preflight(Config(), inventory(10**9), {})
+
+
+def test_a_broken_model_keeps_the_others_from_a_plan_only_if_it_is_required(half_precision_model: ModelConfig) -> None:
+    gone = half_precision_model.model_copy(update={"name": "gone", "model": f"{half_precision_model.model}/gone"})
+    with pytest.raises(ConfigurationError, match="no such file or directory"):
+        preflight(Config(models=(half_precision_model, gone)), inventory(10**9), {})
+    optional = gone.model_copy(update={"required": False})
+    planned = preflight(Config(models=(half_precision_model, optional)), inventory(10**9), {})
+    assert [slot.name for slot in planned.slots] == ["m/0", "gone/0"]
+    assert planned.weights_bytes == {"m": 8000, "gone": None}
+    # What is wrong with the plan itself is refused all the same.
+    absent = optional.model_copy(update={"devices": ("cuda:7",)})
+    with pytest.raises(ConfigurationError, match="cuda:7"):
+        preflight(Config(models=(half_precision_model, absent)), inventory(10**9), {})

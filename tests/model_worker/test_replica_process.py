@@ -163,10 +163,54 @@ def test_error_outside_any_item_ends_the_process_and_not_just_its_thread(capfd: 
     assert "on the io thread" in capfd.readouterr().err
 
 
-def test_model_without_standard_streams_still_ends_when_told_to() -> None:
-    with replica("Undressed") as bench:
+STREAMS = ["absent", "closed", "descriptors closed", "broken"]
+
+
+@pytest.mark.parametrize("how", STREAMS)
+def test_model_without_standard_streams_serves_is_heard_and_ends_when_told_to(
+    how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with replica("Undressed", how=how) as bench:
+        assert bench.values_of("a") == ["a"]
+        assert bench.child.dump_stacks()
         bench.send(Stop())
         assert bench.wait_exit() == ReplicaExit.STOPPED
+    written = capfd.readouterr().err
+    assert " model_ready " in written
+    assert " replica_left " in written
+    assert "most recent call first" in written
+
+
+@pytest.mark.parametrize("how", STREAMS)
+def test_cause_of_a_failed_load_survives_the_standard_streams(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with replica("Undressed", until=None, how=how, fails=True) as bench:
+        assert bench.wait_exit() == ReplicaExit.LOAD_FAILED
+        assert bench.wait_phase(Phase.FAILED).detail == "ValueError: weights are upside down"
+    [line] = [line for line in capfd.readouterr().err.splitlines() if " replica_left " in line]
+    assert "weights are upside down" in line
+
+
+def test_failed_load_is_told_once_with_its_stack(capfd: pytest.CaptureFixture[str]) -> None:
+    with replica("Unloadable", until=None, how="permanent") as bench:
+        assert bench.wait_exit() == ReplicaExit.LOAD_FAILED
+    written = capfd.readouterr().err
+    told = [line for line in written.splitlines() if "the directory holds no model" in line]
+    assert [" replica_left " in line for line in told if not line.startswith(" ")] == [True]
+    assert "in load" in written
+    assert "LoadError: the directory holds no model" in told[-1]
+
+
+@pytest.mark.parametrize(
+    ("method", "cause"),
+    [
+        ("examples", "Misdescribed.examples returned ['a'] (list): return a list of pairs (inputs, parameters)"),
+        ("describe", "Misdescribed.describe returned ['a'] (list): return a dict with text for keys"),
+    ],
+)
+def test_wrong_return_at_the_load_names_the_method(method: str, cause: str) -> None:
+    with replica("Misdescribed", until=None, method=method) as bench:
+        assert bench.wait_exit() == ReplicaExit.LOAD_FAILED
+        assert cause in bench.wait_phase(Phase.FAILED).detail
 
 
 # --- working ---------------------------------------------------------------------------------------------------------
@@ -274,6 +318,8 @@ def test_pulse_tells_a_running_forward_from_an_idle_process() -> None:
         bench.wait_pulse(lambda pulse: pulse.progress_count == 1 and pulse.running_ms == 0)
 
 
+A_COST = "a cost is a whole number from 0 to 9223372036854775807"
+
 # --- one item's errors -----------------------------------------------------------------------------------------------
 
 
@@ -289,8 +335,14 @@ def grumpy() -> Iterator[Replica]:
         ("refused", Code.INVALID_INPUT, "inputs must not be 'refused'"),
         ("prepare fails", Code.MODEL_ERROR, "KeyError: ('prepare', 'failed\\nin two lines')"),
         ("prepare panics", Code.MODEL_ERROR, "PanicException: called `Option::unwrap()` on a `None` value"),
-        ("cost fails", Code.MODEL_ERROR, "ValueError: Grumpy.cost returned -5: a cost is 0 to 9223372036854775807"),
-        ("group fails", Code.MODEL_ERROR, "TypeError: unhashable type: 'list'"),
+        ("cost fails", Code.MODEL_ERROR, f"WrongReturn: Grumpy.cost returned -5 (int): {A_COST}"),
+        ("cost is text", Code.MODEL_ERROR, f"WrongReturn: Grumpy.cost returned 'many' (str): {A_COST}"),
+        (
+            "group fails",
+            Code.MODEL_ERROR,
+            "WrongReturn: Grumpy.group returned ['unhashable'] (list): a group is hashable, such as a string, a number "
+            "or a tuple of these",
+        ),
         ("forward fails", Code.MODEL_ERROR, "TwoArguments: ('forward', 7)"),
         ("forward panics", Code.MODEL_ERROR, "PanicException: index out of bounds"),
         ("output fails", Code.MODEL_ERROR, "ValueError: this output is bad"),
@@ -312,7 +364,7 @@ def test_detail_of_a_refusal_reaches_the_broker(grumpy: Replica) -> None:
 def test_value_that_cannot_be_sent_is_named_by_its_key(grumpy: Replica) -> None:
     results = grumpy.ask("unserialisable", "fine")
     assert [result.code for result in results] == [Code.MODEL_ERROR, Code.OK]
-    assert "list[1]" in results[0].message
+    assert results[0].message.startswith("Grumpy.finish().list[1] ")
 
 
 def test_nan_is_a_value(grumpy: Replica) -> None:
@@ -343,7 +395,10 @@ def test_wrong_number_of_outputs_fails_the_batch_and_names_both_numbers() -> Non
     with replica("Miscounting") as bench:
         results = bench.ask("a", "b", "c")
         assert [result.code for result in results] == [Code.MODEL_ERROR] * 3
-        assert results[0].message == "WrongOutputs: forward returned 2 outputs for 3 items: return one for each"
+        assert (
+            results[0].message
+            == "WrongOutputs: Miscounting.forward returned 2 outputs for 3 items: return one for each"
+        )
         [uncounted] = bench.ask("iterator")
         assert "list_iterator" in uncounted.message
         assert len(bench.forwards()) == 2

@@ -12,9 +12,10 @@ import pytest
 from typing_extensions import Buffer
 
 from model_worker.replica.exit_codes import ReplicaExit
-from model_worker.replica.forward_stage import Progress, WrongOutputs, one_output_per_item
-from model_worker.replica.host_stages import Limits, checked_cost
+from model_worker.replica.forward_stage import Progress
+from model_worker.replica.host_stages import Limits
 from model_worker.replica.jobs import Job
+from model_worker.replica.returns import WrongOutputs, WrongReturn, cost_of, one_output_per_item
 from model_worker.replica.stages import ARRIVED_BATCHES_MAX, Stages
 from model_worker.runtimes.base import Model
 from shared import values
@@ -44,7 +45,7 @@ class Recorder:
     def flush(self) -> None:
         pass
 
-    def leave(self, code: ReplicaExit, reason: str) -> NoReturn:
+    def leave(self, code: ReplicaExit, reason: str, error: BaseException | None = None) -> NoReturn:
         self.left.put((code, reason))
         # A real process would be gone by now; this thread can only stand still.
         threading.Event().wait()
@@ -119,24 +120,31 @@ def test_expired_output_is_not_finished() -> None:
     assert recorder.results.get_nowait().code is Code.DEADLINE_EXCEEDED
 
 
+class Fixed(Quiet):
+    """Returns the same whatever it is asked."""
+
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def cost(self, item: Any) -> Any:
+        return self.returned
+
+    def forward(self, items: Sequence[Any]) -> Any:
+        return self.returned
+
+
 @pytest.mark.parametrize("outputs", ["ab", b"ab", {"a": 1, "b": 2}, 2, None, iter([1, 2]), [1], [1, 2, 3]])
 def test_outputs_that_cannot_be_told_apart_are_refused(outputs: object) -> None:
-    with pytest.raises(WrongOutputs):
-        one_output_per_item(outputs, 2)
+    with pytest.raises(WrongOutputs, match=r"^Fixed\.forward returned .* for 2 items: return "):
+        one_output_per_item(Fixed(outputs), ["a", "b"])
 
 
 @pytest.mark.parametrize("outputs", [[1, 2], (1, 2), range(1, 3)])
 def test_any_sequence_of_outputs_will_do(outputs: object) -> None:
-    assert one_output_per_item(outputs, 2) == [1, 2]
+    assert one_output_per_item(Fixed(outputs), ["a", "b"]) == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("cost", "error"), [(-1, ValueError), (2**63, ValueError), (1.5, TypeError), (None, TypeError)]
-)
-def test_cost_that_no_message_can_carry_is_refused(cost: Any, error: type[Exception]) -> None:
-    class Priced(Quiet):
-        def cost(self, item: Any) -> Any:
-            return cost
-
-    with pytest.raises(error):
-        checked_cost(Priced(), "x")
+@pytest.mark.parametrize("cost", [-1, 2**63, 1.5, None])
+def test_cost_that_no_message_can_carry_is_refused(cost: object) -> None:
+    with pytest.raises(WrongReturn, match=r"^Fixed\.cost returned .*: a cost is a whole number from 0 to "):
+        cost_of(Fixed(cost), "x")

@@ -492,6 +492,58 @@ def test_recordings_with_other_labels_do_not_share_a_batch(tmp_path: Path) -> No
         model.prepare({"raw": [0.0] * 1600, "sampling_rate": 8000}, {"candidate_labels": ["fox"]})
 
 
+def test_a_recording_too_short_for_the_model_is_refused_with_both_lengths(directories: dict[str, Path]) -> None:
+    model = loaded("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
+    # Kernels of 10 and 3, strides of 5 and 2: two frames of ten, five apart, and five more make one of three.
+    for count in (1, 9, 10, 19):
+        with pytest.raises(
+            InvalidInput, match=f"inputs is {count} samples long, the model takes no less than 20"
+        ) as caught:
+            model.prepare({"raw": [0.1] * count, "sampling_rate": 400}, {})
+        assert caught.value.detail == {"length_samples": count, "limit_samples": 20}
+    [shortest] = answer(model, ({"raw": [0.1] * 20, "sampling_rate": 400}, {}))
+    assert isinstance(shortest["text"], str)
+    with pytest.raises(InvalidInput, match="a piece of inputs is 10 samples long"):
+        model.prepare({"raw": [0.1] * 410, "sampling_rate": 400}, {"chunk_length_s": 1.0, "stride_length_s": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (torch.nn.Conv1d(1, 1, 10), (1, 1, 5)),
+        (torch.nn.Conv2d(1, 1, 8), (1, 1, 4, 4)),
+        (torch.nn.MaxPool2d(4), (1, 1, 2, 2)),
+        (torch.nn.ReflectionPad1d(5), (1, 1, 3)),
+        (torch.nn.BatchNorm1d(1), (1, 1, 1)),
+    ],
+)
+def test_a_forward_that_fails_for_the_size_of_its_input_refuses_the_input(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch, layer: torch.nn.Module, shape: tuple[int, ...]
+) -> None:
+    model = load("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
+    item = model.prepare({"raw": [0.1] * 40, "sampling_rate": 400}, {})
+
+    def too_small(*arguments: Any, **keywords: Any) -> Any:
+        return layer(torch.zeros(shape))
+
+    monkeypatch.setattr(model._pipeline, "forward", too_small)
+    with pytest.raises(InvalidInput, match=r"inputs of the size \(40,\) do not fit this model: "):
+        model.forward([item])
+    # Which of several it is shows when each is alone.
+    with pytest.raises((RuntimeError, ValueError)):
+        model.forward([item, item])
+
+
+def test_a_forward_that_fails_for_another_reason_is_the_models_error(
+    directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load("automatic-speech-recognition", directories["Wav2Vec2ForCTC"])
+    item = model.prepare({"raw": [0.1] * 40, "sampling_rate": 400}, {})
+    monkeypatch.setattr(model._pipeline, "forward", lambda *_, **__: torch.zeros(2) @ torch.zeros(3))
+    with pytest.raises(RuntimeError, match="size"):
+        model.forward([item])
+
+
 def test_a_recording_of_another_rate_is_refused_where_nothing_resamples(
     directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

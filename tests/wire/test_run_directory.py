@@ -85,7 +85,7 @@ def test_endpoints_do_not_depend_on_the_working_directory(tmp_path: Path, monkey
 def test_a_second_process_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with other_instance(path) as other:
-        with pytest.raises(ConfigurationError, match=f"in use by process {other.pid}: .* another name or run_dir"):
+        with pytest.raises(ConfigurationError, match=f"in use by process {other.pid}: .*HEADWAITER_(NAME|RUN_DIR)"):
             prepared(path).lock()
         with pytest.raises(ConfigurationError, match=f"process {other.pid}:"):
             prepared(path).lock()

@@ -13,7 +13,7 @@ import msgpack
 import numpy
 import pytest
 import zmq
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shared import wire
@@ -62,7 +62,7 @@ def altered(message: Message, change: Callable[[Any], object], frames: tuple[byt
 
 
 @given(messages())
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 def test_every_message_survives_the_wire(sent: tuple[Message, list[bytes]]) -> None:
     message, frames = sent
     received, received_frames = decode(encode(message, frames))
@@ -74,7 +74,7 @@ def test_every_message_survives_the_wire(sent: tuple[Message, list[bytes]]) -> N
 @pytest.mark.parametrize("record", list(KINDS), ids=lambda record: record.__name__)
 def test_each_kind_has_its_own_prefix(record: type) -> None:
     @given(records(record))
-    @settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=5)
     def check(message: Any) -> None:
         frames = [b""] * sum(r.frame_count for r in framed(message))
         assert bytes(encode(message, frames)[0]) == bytes([1, KINDS[record]])
@@ -377,7 +377,7 @@ def test_random_frames_raise_protocol_errors_only(parts: list[bytes]) -> None:
 
 
 @given(messages(), st.randoms(use_true_random=False))
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 def test_damaged_messages_raise_protocol_errors_only(sent: tuple[Message, list[bytes]], chance: random.Random) -> None:
     prefix, header, *frames = (bytes(part) for part in encode(*sent))
     for cut in range(min(len(header), 40)):
