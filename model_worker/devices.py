@@ -181,6 +181,29 @@ def list_gpus_of_nvml() -> tuple[Gpu, ...]:
         pynvml.nvmlShutdown()
 
 
+@dataclass(frozen=True, slots=True)
+class Driver:
+    version: str
+    """Of the NVIDIA driver, such as `580.95.05`."""
+    cuda: tuple[int, int]
+    """The newest CUDA (major, minor) whose programs it runs; of one major version it runs all."""
+
+
+def read_driver() -> Driver | None:
+    """The NVIDIA driver of this machine; None where there is none that answers."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        version, cuda = pynvml.nvmlSystemGetDriverVersion(), int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        # What is wrong, if anything, is told by the inventory.
+        return None
+    # NVML writes 12.8 as 12080.
+    return Driver(_text(version), (cuda // 1000, cuda % 1000 // 10))
+
+
 def _describe_gpu(pynvml: Any, handle: Any) -> Gpu:
     uuid, name, memory_bytes = _describe_unit(pynvml, handle)
     try:

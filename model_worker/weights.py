@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +25,11 @@ _HEADER_BYTES_MAX = 100_000_000
 # Names of weights as transformers looks for them, in its order.
 _SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "*.safetensors")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model*.bin")
+
+# Of all bytes, what an element type must have to be worth a word.
+_LEAST_SHARE = 0.01
+# What each format is called, by the ending of its files.
+_FORMATS = {".safetensors": "safetensors", ".gguf": "GGUF", ".bin": "pickled (.bin)"}
 
 _GGUF_MAGIC = b"GGUF"
 _GGUF_VERSIONS = (2, 3)
@@ -46,6 +54,32 @@ def weights_bytes(path: Path, dtype: str) -> int | None:
         return None
     sizes = [_file_bytes(file, dtype) for file in files]
     return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def layout(path: Path) -> str:
+    """How the weights at `path` are stored, in words: the format, the element types, the number of files if several.
+
+    Raises:
+        ConfigurationError: as `weights_bytes`.
+    """
+    files = [path] if path.is_file() else _weight_files(path)
+    present = [file for file in files if file.is_file()]
+    if not present:
+        return "no weights in a format that is known here"
+    words = [_FORMATS.get(present[0].suffix, present[0].suffix)]
+    if present[0].suffix == ".safetensors":
+        stored_bytes: Counter[str] = Counter()
+        for file in present:
+            with _naming(file):
+                for kind, size_bytes in _safetensors_tensors(file):
+                    stored_bytes[kind] += size_bytes
+        # Buffers, such as positions as integers, say nothing about the weights.
+        least_bytes = stored_bytes.total() * _LEAST_SHARE
+        words.append("+".join(kind for kind, size_bytes in stored_bytes.most_common() if size_bytes >= least_bytes))
+    if len(files) > 1:
+        missing = len(files) - len(present)
+        words.append(f"{len(files)} files" + (f", {missing} of them missing" if missing else ""))
+    return " ".join(word for word in words if word)
 
 
 def human_bytes(size_bytes: int) -> str:
@@ -86,19 +120,27 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _file_bytes(file: Path, dtype: str) -> int | None:
-    try:
+    with _naming(file):
         if file.suffix == ".safetensors":
-            return _safetensors_bytes(file, dtype)
+            return sum(_converted_bytes(size_bytes, kind, dtype) for kind, size_bytes in _safetensors_tensors(file))
         if file.suffix == ".gguf":
             return _gguf_bytes(file, dtype)
         return file.stat().st_size if file.suffix == ".bin" else None
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Whatever is wrong with a file is told with its name."""
+    try:
+        yield
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{file}: not a whole {file.suffix.removeprefix('.')} file (an incomplete download?): {_reason(error)}"
         ) from None
 
 
-def _safetensors_bytes(file: Path, dtype: str) -> int:
+def _safetensors_tensors(file: Path) -> list[tuple[str, int]]:
+    """Element type and stored bytes of each tensor."""
     with file.open("rb") as stream:
         file_bytes = file.stat().st_size
         header_bytes = int.from_bytes(_read(stream, 8), "little")
@@ -109,8 +151,7 @@ def _safetensors_bytes(file: Path, dtype: str) -> int:
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     header.pop("__metadata__", None)
-    total_bytes = 0
-    stored_bytes = 0
+    tensors: list[tuple[str, int]] = []
     for name, tensor in header.items():
         try:
             kind, (begin, end) = tensor["dtype"], tensor["data_offsets"]
@@ -120,11 +161,10 @@ def _safetensors_bytes(file: Path, dtype: str) -> int:
             raise ValueError(f"its header does not describe tensor {name!r}")
         if end > data_bytes:
             raise ValueError(f"tensor {name!r} ends at byte {end} of {data_bytes}")
-        stored_bytes += end - begin
-        total_bytes += _converted_bytes(end - begin, kind, dtype)
-    if stored_bytes > data_bytes:
+        tensors.append((kind, end - begin))
+    if sum(size_bytes for _, size_bytes in tensors) > data_bytes:
         raise ValueError("its tensors overlap")
-    return total_bytes
+    return tensors
 
 
 def _converted_bytes(stored_bytes: int, kind: str, dtype: str) -> int:

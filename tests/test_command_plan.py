@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from model_worker.commands import check
+from model_worker.commands.check import Outcome
 from model_worker.commands.exits import Exit
 from model_worker.commands.plan import core_ranges
+from model_worker.devices import Accelerator, Driver, Inventory
 from tests.command_line import ECHO, document, headwaiter, only_line, write_config
 
 # A machine on which neither the scheduler nor a GPU of the developer's changes what is planned.
@@ -127,6 +132,57 @@ def test_check_reports_every_point_and_goes_on_after_a_failure(tmp_path: Path) -
     outcomes = {finding["point"]: finding["outcome"] for finding in document(bad)}
     assert outcomes["run directory"] == outcomes["model a"] == "fail"
     assert outcomes["model echo"] == "ok"
+
+
+def test_check_tells_what_each_model_is_made_of(tmp_path: Path) -> None:
+    plain, own_code = write_weights(tmp_path / "plain", 1000), write_weights(tmp_path / "own", 1000)
+    (plain / "config.json").write_text('{"architectures": ["RobertaForQuestionAnswering"]}')
+    (own_code / "config.json").write_text('{"auto_map": {"AutoModel": "modeling_own.Own"}}')
+    models: list[dict[str, Any]] = [
+        {"name": "plain", "model": str(plain), "device": "cpu"},
+        {"name": "own", "model": str(own_code), "task": "embedding", "device": "cpu"},
+        {"name": "trusted", "model": str(own_code), "task": "embedding", "device": "cpu", "trust_remote_code": True},
+        {"name": "wrong", "model": str(plain), "task": "fill-mask", "device": "cpu"},
+    ]
+    write_config(tmp_path, *models, ECHO, http={"port": 0})
+    found = document(headwaiter("check", "--json", cwd=tmp_path, variables=NO_GPU))
+    details = {finding["point"].removeprefix("model "): finding["detail"] for finding in found}
+    made_of = "question-answering; RobertaForQuestionAnswering; safetensors F32; 3.9 KiB of weights"
+    assert details["plain"] == f"{plain}: {made_of}"
+    assert "code of its own, which runs only with trust_remote_code = true" in details["own"]
+    assert "code of its own, which is allowed" in details["trusted"]
+    assert "wrong task for the weights" in details["wrong"]
+    assert "a class of your own" in details["echo"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "built_for", "outcome", "said"),
+    [
+        (Driver("580.95", (13, 0)), (12, 8), Outcome.OK, "NVIDIA 580.95 runs CUDA 13.0, torch is built for 12.8"),
+        (Driver("550.54", (12, 4)), (12, 8), Outcome.OK, "torch is built for 12.8"),
+        (Driver("550.54", (12, 4)), (13, 0), Outcome.FAIL, "update the driver"),
+        (Driver("550.54", (12, 4)), None, Outcome.WARN, "install the CUDA build"),
+    ],
+)
+def test_check_compares_the_driver_with_what_torch_is_built_for(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver, built_for: tuple[int, int] | None, outcome: Outcome, said: str
+) -> None:
+    gpu = Accelerator("cuda", 0, "GPU-1", "A GPU", 80 * 2**30)
+    inventory = Inventory((gpu,), cores=(0,), core_count=1, memory_bytes=2**30, cuda_visible_devices="3")
+    monkeypatch.setattr(check, "take_inventory", lambda: inventory)
+    monkeypatch.setattr(check, "read_driver", lambda: driver)
+    monkeypatch.setattr(check, "cuda_of_torch", lambda: built_for)
+    findings = list(check.machine())
+    [found] = [finding for finding in findings if finding.point == "driver"]
+    assert found.outcome is outcome
+    assert said in found.detail
+    assert any(finding.detail.startswith("CUDA_VISIBLE_DEVICES=3") for finding in findings)
+
+
+def test_check_reads_what_torch_is_built_for_without_importing_it() -> None:
+    assert check.cuda_of_torch() == (
+        None if torch.version.cuda is None else tuple(map(int, torch.version.cuda.split(".")))
+    )
 
 
 def test_check_warns_about_an_open_door(tmp_path: Path) -> None:

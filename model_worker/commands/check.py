@@ -6,15 +6,19 @@ Owns the list of points and their order. Starts no model; what it finds wrong it
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
+from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +27,7 @@ from model_worker.commands import checks
 from model_worker.commands.exits import Exit
 from model_worker.commands.flags import Flags, load_config
 from model_worker.commands.screen import console, counted
-from model_worker.devices import Inventory, take_inventory
+from model_worker.devices import Driver, Inventory, read_driver, take_inventory
 from model_worker.preflight import preflight, runtime_spec, with_task
 from model_worker.runtimes import sources
 from model_worker.weights import human_bytes
@@ -69,7 +73,7 @@ def run_check(flags: Flags, as_json: bool) -> Exit:
 def examine(flags: Flags) -> Iterator[Finding]:
     """All points, the machine's first. What depends on a configuration is left out when there is no valid one."""
     yield from _python()
-    yield from _machine()
+    yield from machine()
     try:
         config = load_config(flags)
     except ConfigurationError as error:
@@ -111,7 +115,7 @@ def _python() -> Iterator[Finding]:
     yield Finding("versions", Outcome.OK, ", ".join(versions))
 
 
-def _machine() -> Iterator[Finding]:
+def machine() -> Iterator[Finding]:
     try:
         inventory = take_inventory()
     except ConfigurationError as error:
@@ -145,14 +149,36 @@ def _accelerators(inventory: Inventory) -> Iterator[Finding]:
         yield Finding("accelerators", Outcome.OK, name)
     if not inventory.accelerators and not inventory.cuda_problem:
         yield Finding("accelerators", Outcome.OK, "none; models run on the CPU")
+    if inventory.cuda_visible_devices is not None and inventory.accelerators:
+        detail = f"CUDA_VISIBLE_DEVICES={inventory.cuda_visible_devices} is set: cuda:0 is the first that it names"
+        yield Finding("accelerators", Outcome.OK, detail)
     if any(accelerator.kind == "cuda" for accelerator in inventory.accelerators):
-        try:
-            version = importlib.metadata.version("torch")
-        except importlib.metadata.PackageNotFoundError:
-            return
-        if version.endswith("+cpu"):
-            detail = f"torch {version} cannot use the GPUs: install the CUDA build of the same version"
-            yield Finding("accelerators", Outcome.WARN, detail)
+        yield from _cuda_build(read_driver(), cuda_of_torch())
+
+
+def _cuda_build(driver: Driver | None, built_for: tuple[int, int] | Literal["no torch"] | None) -> Iterator[Finding]:
+    """Whether the torch of this Python can use the GPUs with the driver of this machine."""
+    if built_for == "no torch":
+        return  # `packages` says so, if a model needs it
+    if built_for is None:
+        detail = "this torch is built for the CPU and cannot use the GPUs: install the CUDA build of the same version"
+        yield Finding("driver", Outcome.WARN, detail)
+    elif driver is not None:
+        runs, needs = (".".join(map(str, version)) for version in (driver.cuda, built_for))
+        fits = driver.cuda[0] >= built_for[0]
+        detail = f"NVIDIA {driver.version} runs CUDA {runs}, torch is built for {needs}"
+        remedy = "" if fits else ": update the driver, or install the torch that is built for an older CUDA"
+        yield Finding("driver", Outcome.OK if fits else Outcome.FAIL, detail + remedy)
+
+
+def cuda_of_torch() -> tuple[int, int] | Literal["no torch"] | None:
+    """The CUDA version that the installed torch is built for; None: for no CUDA. Read without importing it."""
+    package = importlib.util.find_spec("torch")
+    if package is None or package.origin is None:
+        return "no torch"
+    text = Path(package.origin).with_name("version.py").read_text()
+    found = re.search(r"^cuda(?:: [^=]+)? = '(\d+)\.(\d+)'", text, re.MULTILINE)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _plan(config: Config) -> str:
@@ -168,6 +194,9 @@ def _model_finding(config: Config, model: ModelConfig) -> Finding:
 
 
 def _model(config: Config, model: ModelConfig) -> str:
-    weights_bytes = sources.check(runtime_spec(config, with_task(model)))
-    size = human_bytes(weights_bytes) + " of weights" if weights_bytes is not None else "size known after the load only"
-    return f"{model.model}: {size}"
+    spec = runtime_spec(config, with_task(model))
+    weights_bytes = sources.check(spec)
+    facts = [spec.task, *sources.describe(spec)]
+    if weights_bytes is not None:
+        facts.append(f"{human_bytes(weights_bytes)} of weights")
+    return f"{model.model}: {'; '.join(fact for fact in facts if fact)}"

@@ -98,6 +98,26 @@ def check(spec: RuntimeSpec) -> int | None:
     return weights.weights_bytes(source.path, spec.dtype)
 
 
+def describe(spec: RuntimeSpec) -> list[str]:
+    """What `check` can say of a source that it has passed: the class or the architectures, the format, what it brings.
+
+    Raises:
+        ConfigurationError: as `check`.
+    """
+    source = resolve(spec.source)
+    if source.kind == "hub":
+        return ["a hub id: its files are looked at when the model process loads them"]
+    if source.kind == "class":
+        return [f"a class of your own, in {find_module_file(source.location, [*sys.path, *spec.python_path])}"]
+    if source.kind == "gguf":
+        return [weights.layout(source.path)]
+    facts = [", ".join(_architectures(_transformer_directory(source.path))), weights.layout(source.path)]
+    if _brings_code(_transformer_directory(source.path)):
+        allowed = "is allowed" if spec.trust_remote_code else "runs only with trust_remote_code = true"
+        facts.append(f"brings Python code of its own, which {allowed}")
+    return [fact for fact in facts if fact]
+
+
 def detect_task(source: str) -> str:
     """The task that the weights at `source` are made for, told without loading them.
 
@@ -226,25 +246,38 @@ def _check_gguf(source: Source, task: str) -> None:
 
 
 def _check_directory(directory: Path, task: str) -> None:
-    # A sentence-transformers directory may keep its transformer in a folder of its own, named in its list of modules.
-    modules = _read_json(directory / _MODULES_FILE) if (directory / _MODULES_FILE).is_file() else []
-    first = modules[0] if isinstance(modules, list) and modules and isinstance(modules[0], dict) else {}
-    directory = directory / str(first.get("path", ""))
+    directory = _transformer_directory(directory)
     architectures = _architectures(directory)
     if not any(True for pattern in _WEIGHT_PATTERNS for _ in directory.glob(pattern)):
         raise ConfigurationError(f"{directory}: no weights there (*.safetensors or *.bin)")
     tasks.check_architectures(str(directory), task, architectures)
 
 
+def _transformer_directory(directory: Path) -> Path:
+    """Where the transformer is: sentence-transformers may keep it in a folder of its own, named in its modules."""
+    modules = _read_json(directory / _MODULES_FILE) if (directory / _MODULES_FILE).is_file() else []
+    first = modules[0] if isinstance(modules, list) and modules and isinstance(modules[0], dict) else {}
+    return directory / str(first.get("path", ""))
+
+
 def _architectures(directory: Path) -> list[str]:
     """Those that the directory's config.json names; most often one."""
+    architectures = _config(directory).get("architectures")
+    return [str(name) for name in architectures] if isinstance(architectures, list) else []
+
+
+def _brings_code(directory: Path) -> bool:
+    """Whether the configuration names classes in files beside it, as models with code of their own do."""
+    return bool(_config(directory).get("auto_map"))
+
+
+def _config(directory: Path) -> dict[str, object]:
     if not (directory / "config.json").is_file():
         raise ConfigurationError(f"{directory}: no config.json there: is it the directory of a model?")
     config = _read_json(directory / "config.json")
     if not isinstance(config, dict):
         raise ConfigurationError(f"{directory / 'config.json'}: not an object: is it the directory of a model?")
-    architectures = config.get("architectures")
-    return [str(name) for name in architectures] if isinstance(architectures, list) else []
+    return config
 
 
 def _read_json(file: Path) -> object:

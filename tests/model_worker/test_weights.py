@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_worker.weights import human_bytes, weights_bytes
+from model_worker.weights import human_bytes, layout, weights_bytes
 from shared.errors import ConfigurationError
 
 
@@ -62,6 +62,21 @@ def test_the_shards_of_an_index_add_up_once_each(tmp_path: Path) -> None:
     assert weights_bytes(tmp_path, "float16") == 222
     (tmp_path / "two.safetensors").unlink()
     assert weights_bytes(tmp_path, "float16") is None
+
+
+def test_the_format_is_told_with_the_types_that_hold_the_weights(tmp_path: Path) -> None:
+    assert layout(tmp_path) == "no weights in a format that is known here"
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(77))
+    assert layout(tmp_path) == "pickled (.bin)"
+    safetensors(tmp_path / "model.safetensors", ("I64", 8), ("BF16", 2000), ("F32", 4000))
+    assert layout(tmp_path) == "safetensors F32+BF16"
+    (tmp_path / "model.safetensors").rename(tmp_path / "part.safetensors")
+    index = {"weight_map": {"a": "part.safetensors", "b": "gone.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert layout(tmp_path) == "safetensors F32+BF16 2 files, 1 of them missing"
+    with_header(tmp_path / "part.safetensors", b"[]")
+    with pytest.raises(ConfigurationError, match=r"part\.safetensors"):
+        layout(tmp_path)
 
 
 @pytest.mark.parametrize(
