@@ -98,9 +98,13 @@ class RunDirectory:
                 "set run_dir to a path of your own"
             )
         if found.st_mode & 0o077:
+            # What everybody may write to, such as /tmp, is shared on purpose.
+            remedy = "set run_dir to a directory of your own"
+            if not found.st_mode & stat.S_IWOTH:
+                remedy = f"chmod 700 {self.path}, or {remedy}"
             raise ConfigurationError(
                 f"run directory {self.path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}), and who "
-                f"can reach its sockets can use the models: chmod 700 {self.path}"
+                f"can reach its sockets can use the models: {remedy}"
             )
         _check_parent(self.path)
         if not os.access(self.path, os.W_OK | os.X_OK):

@@ -61,11 +61,11 @@ class Serving:
     def wait_ready(self) -> str:
         """Returns the address it names."""
         self.wait_for_words("Control:")
-        [address] = re.findall(r"^Ready on (\S+)", self.out, re.MULTILINE)
+        [address] = re.findall(r"^(?:Ready|Serving) on (\S+)", self.out, re.MULTILINE)
         return str(address)
 
     def ask(self, inputs: object, model: str = "echo", timeout_s: float = 30.0) -> httpx.Response:
-        [address] = re.findall(r"^Ready on (\S+)", self.out, re.MULTILINE)
+        [address] = re.findall(r"^(?:Ready|Serving) on (\S+)", self.out, re.MULTILINE)
         return httpx.post(f"{address}/models/{model}", json={"inputs": inputs}, timeout=timeout_s)
 
     def wait_end(self) -> int:

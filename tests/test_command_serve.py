@@ -6,6 +6,7 @@ import configparser
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -326,6 +327,7 @@ def test_a_model_that_is_not_required_and_broken_is_failed_while_the_others_serv
     gone = {"name": "gone", "model": "./gone", "task": "embedding", "device": "cpu", "required": False}
     with serving(ECHO, gone) as service:
         service.wait_ready()
+        assert re.search(r"^Ready on \S+ with 1 of 2 models$", service.out, re.MULTILINE)
         assert "gone cannot be served: gone/0: model = " in service.error
         assert httpx.get(f"{service.wait_ready()}/readyz").status_code == 200
         assert service.ask({"do": "echo", "value": 1}).json() == 1
@@ -346,7 +348,10 @@ def test_one_model_that_fails_does_not_keep_the_others_from_serving() -> None:
     bad = {**ECHO, "name": "bad", "options": {"load_error": "no such weights"}}
     with serving(ECHO, bad, server={"load_attempts_max": 1}) as service:
         service.wait_ready()
-        assert "with 1 of 2 models" in service.out
+        assert re.search(
+            r"^Serving on \S+ with 1 of 2 models; not ready without bad, which is required$", service.out, re.MULTILINE
+        )
+        assert httpx.get(f"{service.wait_ready()}/readyz").status_code == 503
         assert "bad cannot be served: " in service.error
         assert service.ask({"do": "echo"}).status_code == 200
         assert headwaiter("status", cwd=service.cwd).returncode == Exit.NOT_READY

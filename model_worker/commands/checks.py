@@ -7,6 +7,7 @@ which it creates. Each function returns what it found, in words, or raises with 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import os
 import resource
@@ -51,9 +52,11 @@ def check_port(config: Config) -> str:
             probe.bind(address)
             probe.listen()
         except OSError as error:
-            remedy = "choose another with --port or HEADWAITER_HTTP__PORT"
+            key, remedy = f"http.port = {port}", "choose another with --port or HEADWAITER_HTTP__PORT"
+            if error.errno == errno.EADDRNOTAVAIL:
+                key, remedy = f"http.host = {host!r}", "give an address of this machine, with --host or in the file"
             raise ConfigurationError(
-                f"http.port = {port}: cannot listen on {host}:{port}: {error.strerror}{_holder(port)}: {remedy}"
+                f"{key}: cannot listen on {host}:{port}: {error.strerror}{_holder(port)}: {remedy}"
             ) from None
     return f"{host}:{port} is free"
 

@@ -69,9 +69,12 @@ class Progress:
         for model in failed:
             self.complain(f"{model.name} cannot be served: {model.reason}")
         keep = [model for model in models if model not in failed]
-        self.say(
-            f"Ready on {base_url(self._config)}" + (f" with {len(keep)} of {len(models)} models" if failed else "")
-        )
+        missed = [model.name for model in failed if model.required]
+        # "Ready" is what /readyz says too.
+        line = f"{'Serving' if missed else 'Ready'} on {base_url(self._config)}"
+        if failed:
+            line += f" with {len(keep)} of {len(models)} models"
+        self.say(line + (f"; not ready without {', '.join(missed)}, which is required" if missed else ""))
         if keep:
             self.say(f"Try:      {curl_line(self._config, keep[0])}")
         control = self._config.run_directory / CONTROL_SOCKET

@@ -220,6 +220,7 @@ def test_windows_and_scores_are_those_of_the_librarys_own_classes(tiny: Path) ->
 
 def test_mixed_lengths_and_parameters_of_any_architecture_share_a_forward(tiny: Path) -> None:
     model = load(tiny)
+    assert model.mixes_parameters
     requests: list[tuple[Any, dict[str, Any]]] = [
         (asked("where", WORDS), {}),
         (asked("where", WORDS * 9), {"max_seq_len": 30, "doc_stride": 3, "top_k": 4}),
@@ -299,6 +300,11 @@ def test_windows_are_those_of_the_tokenizer_at_every_border(family: str) -> None
                     *pair, truncation="only_second", max_length=size, stride=overlap, return_overflowing_tokens=True
                 )["input_ids"]
             assert rows == wanted, (size, overlap)
+
+
+def test_a_model_with_one_kind_of_token_is_given_no_kinds(tmp_path: Path) -> None:
+    directory = tiny_models.save(tmp_path, "BertForQuestionAnswering", type_vocab_size=1)
+    assert answer(load(directory), asked("where is the cat", WORDS))["answer"] in WORDS
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 100.0])

@@ -252,13 +252,17 @@ def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
         RunDirectory(tmp_path / "run").prepare()
 
 
-@pytest.mark.parametrize("mode", [0o750, 0o701, 0o777])
+@pytest.mark.parametrize("mode", [0o750, 0o701, 0o777, 0o1777])
 def test_a_directory_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "run"
     path.mkdir()
     path.chmod(mode)
-    with pytest.raises(ConfigurationError, match=rf"mode {mode:04o}\).*: chmod 700 {path}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"mode {mode:04o}\).*set run_dir to a directory of your own"
+    ) as refused:
         RunDirectory(path).prepare()
+    # Not for one that everybody is meant to write to: who followed that for /tmp would take it from them all.
+    assert (f"chmod 700 {path}" in str(refused.value)) == (mode in (0o750, 0o701))
 
 
 def test_a_parent_that_everybody_can_write_to_is_refused_unless_sticky(tmp_path: Path) -> None:
