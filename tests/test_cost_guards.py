@@ -96,6 +96,10 @@ def test_calls_for_a_request_do_not_grow_with_the_queue() -> None:
     assert calls_per_request(20_000) < 1.3 * calls_per_request(500)
 
 
+def test_calls_for_a_request_do_not_grow_with_the_replicas() -> None:
+    assert calls_per_request(500, replicas=100) < 1.3 * calls_per_request(500)
+
+
 def test_choosing_a_batch_costs_about_the_same_in_a_long_queue() -> None:
     """A ratio of processor times in one process, the best of several each, so that a busy machine does not matter.
 

@@ -118,6 +118,10 @@ def _validate_model(broker: Broker, model: Model) -> None:
         admitted_max = model.settings.queue_size_max + len(model.slots) * size_max
         assert len(requests) <= admitted_max, f"{model.name}: {len(requests)} requests, more than {admitted_max}"
     assert model.tally.admitted == sum(model.tally.ended.values()) + len(requests), f"{model.name}: lost a request"
+    ready = {slot.name for slot in model.slots if slot.replica is not None and slot.replica.is_ready}
+    assert model.ready == ready, f"{model.name}: counts {model.ready} as ready"
+    given_up = {slot.name for slot in model.slots if slot.failure is not None}
+    assert model.given_up == given_up, f"{model.name}: counts {model.given_up} as given up"
     assert not (model.is_failed and queued), f"{model.name} has failed, and requests wait for it"
     for digest, ban in model.bans.items():
         assert ban.digest == digest, f"{model.name}: a ban is filed under another digest"

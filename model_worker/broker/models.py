@@ -35,6 +35,9 @@ class Model:
     # Replicas with credit, the one that got it first in front: work goes to the one that has rested longest.
     idle: dict[SlotName, Replica] = field(default_factory=dict)
     prefetchable: dict[SlotName, Replica] = field(default_factory=dict)
+    # Slots whose replica is ready, and slots that are given up: both are asked for with every request that arrives.
+    ready: set[SlotName] = field(default_factory=set)
+    given_up: set[SlotName] = field(default_factory=set)
     # Digests of poison inputs.
     bans: dict[bytes, Ban] = field(default_factory=dict)
     # As the latest READY said: requests with different parameters may share a batch.
@@ -45,18 +48,23 @@ class Model:
         return self.settings.name
 
     def note_credit(self, replica: Replica) -> None:
-        """Puts the replica into the pool its credit belongs to. Called after everything that can change it."""
+        """Puts the replica into the pool its credit belongs to, and among those that are ready, if it is. Called after
+        everything that can change either."""
         credit = replica.credit
         for pool, wanted in ((self.idle, Credit.IDLE), (self.prefetchable, Credit.PREFETCH)):
             if credit is not wanted:
                 pool.pop(replica.slot, None)
             elif pool.get(replica.slot) is not replica:
                 pool[replica.slot] = replica
+        if replica.is_ready:
+            self.ready.add(replica.slot)
+        else:
+            self.ready.discard(replica.slot)
 
     @property
     def is_failed(self) -> bool:
         """Whether every slot is given up."""
-        return all(slot.failure is not None for slot in self.slots)
+        return len(self.given_up) == len(self.slots)
 
     @property
     def failure_reason(self) -> str:
@@ -71,7 +79,7 @@ class Model:
 
     @property
     def ready_count(self) -> int:
-        return sum(slot.replica is not None and slot.replica.is_ready for slot in self.slots)
+        return len(self.ready)
 
     @property
     def is_loaded(self) -> bool:

@@ -81,7 +81,7 @@ class SlotKeeper:
 
     def spawn(self, now_s: float, wanted: Callable[[Slot], bool]) -> None:
         """Fills vacant slots that are due and wanted, in slot order, as far as `parallel_loads` allows."""
-        if not self.fillable:
+        if all(self.slots[name].respawn_s > now_s for name in self.fillable):
             return
         room = self._settings.parallel_loads - self.loads
         for slot in self.slots.values():
@@ -142,6 +142,7 @@ class SlotKeeper:
         replica.choices = event.choices
         slot.loads += 1
         slot.failure = None
+        self._models[slot.model].given_up.discard(slot.name)
         slot.reason = ""
         self._log("info", "replica_ready", replica, load_s=round(now_s - replica.spawned_s, 3))
         self.arm(slot, now_s)
@@ -310,6 +311,7 @@ class SlotKeeper:
 
     def _give_up(self, slot: Slot, failure: Failure, reason: str) -> None:
         slot.failure = failure
+        self._models[slot.model].given_up.add(slot.name)
         slot.reason = reason
         fields: dict[str, object] = {"slot": slot.name, "model": slot.model, "failure": failure.value, "reason": reason}
         # The last slot of a model takes the model with it: one event, one line.

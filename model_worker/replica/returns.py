@@ -14,7 +14,7 @@ from typing_extensions import Buffer
 from model_worker.runtimes.base import Model
 from model_worker.runtimes.checks import shown
 from shared import values
-from shared.wire import INT_MAX
+from shared.messages import INT_MAX
 
 
 class WrongReturn(TypeError):

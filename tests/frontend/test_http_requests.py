@@ -272,6 +272,25 @@ def test_client_that_leaves_is_noticed_and_the_server_told(
     wait_for(lambda: f"client_gone request_id={marker} model=echo status=499" in front.log(), "it is logged")
 
 
+def test_client_that_leaves_with_a_second_request_behind_the_first_is_noticed(front: Front, broker: StubBroker) -> None:
+    broker.behave = silent
+    with front.connect() as connection:
+        first = raw_request("/models/echo", b'{"inputs": 1}', "X-Request-Id: first-of-two")
+        connection.sendall(first + raw_request("/models/echo", b'{"inputs": 2}'))
+        wait_for(lambda: any(request.header.request_id == "first-of-two" for request in broker.requests), "it is there")
+    wait_for(lambda: last(broker, "first-of-two").header.id in broker.cancelled, "the server is told", 10)
+
+
+def test_client_that_leaves_after_a_long_body_is_noticed(front: Front, broker: StubBroker) -> None:
+    """The server stops reading a connection with so much on it, and must go on for the end to be seen."""
+    broker.behave = silent
+    body = b'{"inputs": "' + b"x" * 90_000 + b'"}'
+    with front.connect() as connection:
+        connection.sendall(raw_request("/models/echo", body, "X-Request-Id: long"))
+        wait_for(lambda: any(request.header.request_id == "long" for request in broker.requests), "it is there")
+    wait_for(lambda: last(broker, "long").header.id in broker.cancelled, "the server is told", 10)
+
+
 def test_client_that_leaves_in_the_middle_of_its_body_reaches_no_model(front: Front, broker: StubBroker) -> None:
     count = len(broker.requests)
     with front.connect() as connection:

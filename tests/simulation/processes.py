@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from model_worker.broker.effects import BatchEntry, SendBatch
 from model_worker.broker.events import (
