@@ -279,7 +279,7 @@ class State:
     line and `permanent` says that a new start cannot help. With phase `ready`, `mixes_parameters` tells the broker
     that requests with different parameters may share a batch, `max_batch_cost` and `max_batch_size` are the
     measured limits (0: as configured), and `choices` is what the runtime decided (dtype, padding, task), for
-    `status`.
+    `status`. With a `concurrency` above 0 the replica takes items one by one, as they arrive, and holds up to so many.
     """
 
     slot: str
@@ -292,6 +292,7 @@ class State:
     max_batch_cost: int = 0
     max_batch_size: int = 0
     choices: dict[str, object] = field(default_factory=dict)
+    concurrency: int = 0
 
 
 @dataclass(frozen=True, slots=True)

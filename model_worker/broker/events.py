@@ -93,6 +93,7 @@ class ReplicaPhaseChanged:
     max_batch_cost: int = 0
     max_batch_size: int = 0
     choices: dict[str, object] = field(default_factory=dict)
+    concurrency: int = 0
 
 
 @dataclass(frozen=True, slots=True)
