@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from model_worker.runtimes.base import Model
+from model_worker.runtimes.base import Model, Progress
 from shared.errors import InvalidInput, LoadError
 
 GIVE_UP_S = 60.0
@@ -328,3 +328,55 @@ class Quiet(Model):
 
     def forward(self, items: Sequence[Any]) -> Sequence[Any]:
         return items
+
+
+class Counting(Quiet):
+    """Batches continuously: counts each item, a dict, up to its `to`, one number a step.
+
+    `raise_at` makes the step in which it gets there raise an error with the text `error`, as often as `times` says and,
+    with `company`, only if others run beside it. `wait_at` makes it wait for the file `release`.
+    """
+
+    continuous_batching = True
+
+    def __init__(self, journal: str = "", room: int = 0, examples: Sequence[Any] = ()) -> None:
+        self.journal = Path(journal) if journal else None
+        self.room = room
+        self.example_inputs = examples
+        self.running: dict[int, tuple[dict[str, Any], list[int]]] = {}
+
+    def note(self, event: str, **fields: object) -> None:
+        if self.journal is not None:
+            with self.journal.open("a") as stream:
+                stream.write(json.dumps({"event": event, **fields}) + "\n")
+
+    def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        return [(inputs, {}) for inputs in self.example_inputs]
+
+    def can_join(self, item: Any) -> bool:
+        return not self.room or len(self.running) < self.room
+
+    def join(self, item: Any) -> None:
+        if item.get("join") == "raise":
+            raise ValueError("not this one")
+        self.running[id(item)] = (item, [])
+
+    def leave(self, item: Any) -> None:
+        self.note("left", name=item.get("name"), count=len(self.running[id(item)][1]))
+        del self.running[id(item)]
+
+    def step(self) -> Sequence[Progress]:
+        self.note("stepped", names=[item.get("name") for item, _ in self.running.values()])
+        return [self._count(item, numbers) for item, numbers in list(self.running.values())]
+
+    def _count(self, item: dict[str, Any], numbers: list[int]) -> Progress:
+        numbers.append(len(numbers) + 1)
+        if len(numbers) == item.get("wait_at"):
+            wait_for_file(item["release"])
+        if len(numbers) == item.get("raise_at") and (len(self.running) > 1 or not item.get("company")):
+            raise RuntimeError(item["error"])
+        if len(numbers) < item["to"]:
+            return Progress(item, piece=len(numbers))
+        del self.running[id(item)]
+        output = ValueError("it ends badly") if item.get("ends") == "badly" else {"numbers": numbers}
+        return Progress(item, piece=len(numbers), ended=True, output=output)

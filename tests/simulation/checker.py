@@ -298,10 +298,11 @@ class Checker:
                 self._judge_patience(slot, place, now_s)
             heard = now_s < place.heard_s + self.settings.replica_silence_s
             model = self.models[slot]
-            if place.ready and not place.doomed and heard and not place.batches:
-                if model.name in waiting and (place.concurrency or model.max_wait_s == 0.0):
-                    raise Violation(f"{slot} rests while a request waits for {model.name}")
-            if place.ready and not place.doomed and heard and place.batches and model.name in waiting - to_be_alone:
+            if not (place.ready and heard and model.name in waiting) or place.doomed:
+                continue
+            if not place.batches and (place.concurrency or model.max_wait_s == 0.0):
+                raise Violation(f"{slot} rests while a request waits for {model.name}")
+            if place.batches and model.name not in to_be_alone:
                 [(alone, items), *_] = place.batches
                 if not alone and len(items) < place.concurrency:
                     raise Violation(f"{slot} has room while a request waits for {model.name}")
