@@ -333,13 +333,14 @@ class Quiet(Model):
 class Counting(Quiet):
     """Batches continuously: counts each item, a dict, up to its `to`, one number a step.
 
-    `raise_at` makes the step in which it gets there raise an error with the text `error`, as often as `times` says and,
-    with `company`, only if others run beside it. `wait_at` makes it wait for the file `release`.
+    With `error`, a step raises an error of that text once the item has got to `raise_at` and at least `raise_from`
+    items run. `wait_at` makes the step that gets there wait for the file `release`.
     """
 
     continuous_batching = True
 
     def __init__(self, journal: str = "", room: int = 0, examples: Sequence[Any] = ()) -> None:
+        super().__init__(journal)
         self.journal = Path(journal) if journal else None
         self.room = room
         self.example_inputs = examples
@@ -352,6 +353,9 @@ class Counting(Quiet):
 
     def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
         return [(inputs, {}) for inputs in self.example_inputs]
+
+    def prepare(self, inputs: Any, parameters: dict[str, Any]) -> Any:
+        return dict(inputs)
 
     def can_join(self, item: Any) -> bool:
         return not self.room or len(self.running) < self.room
@@ -373,10 +377,17 @@ class Counting(Quiet):
         numbers.append(len(numbers) + 1)
         if len(numbers) == item.get("wait_at"):
             wait_for_file(item["release"])
-        if len(numbers) == item.get("raise_at") and (len(self.running) > 1 or not item.get("company")):
+        if "error" in item and len(numbers) >= item.get("raise_at", 1) and len(self.running) >= item["raise_from"]:
             raise RuntimeError(item["error"])
         if len(numbers) < item["to"]:
             return Progress(item, piece=len(numbers))
         del self.running[id(item)]
         output = ValueError("it ends badly") if item.get("ends") == "badly" else {"numbers": numbers}
         return Progress(item, piece=len(numbers), ended=True, output=output)
+
+
+class Confused(Counting):
+    """Tells of items that nobody gave it."""
+
+    def step(self) -> Sequence[Progress]:
+        return [Progress("whatever", ended=True)]

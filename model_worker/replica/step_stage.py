@@ -88,7 +88,7 @@ class StepStage:
 
     def _drop_unwanted(self) -> None:
         for job in [job for job in self._running.values() if not job.wanted]:
-            self._model.leave(job.item)
+            self._let_go(job)
             self._forget(job)
             # Through the finish thread, so that its end cannot overtake its pieces.
             self._handover.put(partial(self._finish.drop, job))
@@ -133,6 +133,15 @@ class StepStage:
         self._suspects.discard(job)
         self._answers.refuse(job, "join", error)
         self._finish.flush()
+
+    def _let_go(self, job: Job) -> None:
+        try:
+            self._model.leave(job.item)
+        except Exception as error:
+            if faults.is_device_fault(error):
+                self._handover.lose_device(list(self._running.values()), error)
+            # What the failure is about goes its way already; what is left to tell is the model's author.
+            log_event(logger, "warning", "leave_failed", request_id=job.request_id, error=faults.describe(error))
 
     def _forget(self, job: Job) -> None:
         del self._running[id(job.item)]
@@ -200,8 +209,8 @@ class StepStage:
             raise error
         if faults.is_device_fault(error):
             self._handover.lose_device(jobs, error)
-        for job in list(self._running.values()):
-            self._model.leave(job.item)
+        for job in self._running.values():
+            self._let_go(job)
         may_repeat = len(jobs) > 1 and not isinstance(error, returns.WrongReturn)
         repeated = [job for job in self._running.values() if may_repeat and not job.piece_made]
         for job in self._running.values():

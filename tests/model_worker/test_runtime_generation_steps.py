@@ -74,9 +74,7 @@ def test_it_is_the_way_a_model_is_driven_and_status_shows_its_size(directory: Pa
 
 
 def test_a_model_that_cannot_be_driven_so_says_why(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        generation_steps, "choose", lambda *arguments, **keywords: Choice(None, "it keeps no cache")
-    )
+    monkeypatch.setattr(generation_steps, "choose", lambda *arguments, **keywords: Choice(None, "it keeps no cache"))
     model = load(directory)
     assert not model.continuous_batching
     assert model.describe()["no_continuous_batching"] == "it keeps no cache"
