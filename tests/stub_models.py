@@ -334,13 +334,15 @@ class Counting(Quiet):
     """Batches continuously: counts each item, a dict, up to its `to`, one number a step.
 
     With `error`, a step raises an error of that text once the item has got to `raise_at` and at least `raise_from`
-    items run. `wait_at` makes the step that gets there wait for the file `release`.
+    items run. `wait_at` makes the step that gets there wait for the file `release`. With `piece_bytes` the pieces are
+    texts of that size.
     """
 
     continuous_batching = True
 
-    def __init__(self, journal: str = "", room: int = 0, examples: Sequence[Any] = ()) -> None:
+    def __init__(self, journal: str = "", room: int = 0, examples: Sequence[Any] = (), step_s: float = 0.0) -> None:
         super().__init__(journal)
+        self.step_s = step_s
         self.journal = Path(journal) if journal else None
         self.room = room
         self.example_inputs = examples
@@ -370,6 +372,7 @@ class Counting(Quiet):
         del self.running[id(item)]
 
     def step(self) -> Sequence[Progress]:
+        time.sleep(self.step_s)
         self.note("stepped", names=[item.get("name") for item, _ in self.running.values()])
         return [self._count(item, numbers) for item, numbers in list(self.running.values())]
 
@@ -379,11 +382,12 @@ class Counting(Quiet):
             wait_for_file(item["release"])
         if "error" in item and len(numbers) >= item.get("raise_at", 1) and len(self.running) >= item["raise_from"]:
             raise RuntimeError(item["error"])
+        piece = "x" * item["piece_bytes"] if "piece_bytes" in item else len(numbers)
         if len(numbers) < item["to"]:
-            return Progress(item, piece=len(numbers))
+            return Progress(item, piece)
         del self.running[id(item)]
         output = ValueError("it ends badly") if item.get("ends") == "badly" else {"numbers": numbers}
-        return Progress(item, piece=len(numbers), ended=True, output=output)
+        return Progress(item, piece, ended=True, output=output)
 
 
 class Confused(Counting):
