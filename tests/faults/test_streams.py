@@ -32,7 +32,7 @@ def counting(directory: Path, step_s: float = 0.0) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serving(step_s: float = 0.0, **sections: dict[str, Any]) -> Iterator[tuple[Service, Path]]:
+def serving(step_s: float = 0.0, **sections: Any) -> Iterator[tuple[Service, Path]]:
     with tempfile.TemporaryDirectory(prefix="hw-") as name:
         directory = Path(name)
         with Service([counting(directory, step_s)], **sections) as service:
