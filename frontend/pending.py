@@ -32,7 +32,7 @@ class Waiter(Protocol):
 
     def fail(self, error: RequestError) -> None: ...
 
-    def push(self, value: object) -> bool:
+    def push(self, value: object, size_bytes: int) -> bool:
         """Takes one piece of a streamed answer; False means that the reader is too far behind to take more."""
         ...
 

@@ -102,6 +102,10 @@ EVENT_STREAM_HEADERS: HeaderList = [
 ]
 
 
+KEEP_ALIVE = b": still here\n\n"
+"""An event stream's comment, which every reader passes over."""
+
+
 def server_sent_event(data: bytes, event: str = "") -> bytes:
     """https://html.spec.whatwg.org/multipage/server-sent-events.html; `data` is JSON, so it has no line breaks."""
     name = f"event: {event}\n".encode() if event else b""

@@ -76,6 +76,7 @@ def from_replica(replica: Replica, message: say.Message) -> happened.Event:
                 max_batch_cost=message.max_batch_cost,
                 max_batch_size=message.max_batch_size,
                 choices=message.choices,
+                concurrency=message.concurrency,
             )
         case _:
             raise ProtocolError(f"a replica sent {type(message).__name__}, which is not a replica's message")

@@ -324,7 +324,7 @@ class State(Record, frozen=True):
     line and `permanent` says that a new start cannot help. With phase `ready`, `mixes_parameters` tells the broker
     that requests with different parameters may share a batch, `max_batch_cost` and `max_batch_size` are the
     measured limits (0: as configured), and `choices` is what the runtime decided (dtype, padding, task), for
-    `status`.
+    `status`. With a `concurrency` above 0 the replica takes items one by one, as they arrive, and holds up to so many.
     """
 
     slot: Name
@@ -337,6 +337,7 @@ class State(Record, frozen=True):
     max_batch_cost: Count = 0
     max_batch_size: Count = 0
     choices: Map = field(default_factory=dict)
+    concurrency: Count = 0
 
 
 class ItemResult(Record, frozen=True):

@@ -14,7 +14,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -28,6 +27,7 @@ from frontend.pending import Answer
 from frontend.responses import (
     CLIENT_CLOSED_REQUEST,
     EVENT_STREAM_HEADERS,
+    KEEP_ALIVE,
     HeaderList,
     error_headers,
     send_response,
@@ -50,6 +50,9 @@ WATCH_AFTER_S = 0.05
 # thrown away, up to these bounds; beyond, the connection is simply closed.
 LINGER_S = 5.0
 LINGER_BYTES_MAX = 256 * 2**20
+# A stream that is silent for longer shows that it is alive: proxies and clients give up a connection after 30 to 60 s
+# of silence. A stream that does not begin within this time gets its status, 200, before it is known how it ends.
+KEEP_ALIVE_S = 15.0
 
 
 class Abandonable(Protocol):
@@ -132,18 +135,24 @@ class Exchange:
         """Asks the chosen model for a streamed answer and sends it as events; the last one says how it ended.
 
         Raises:
-            RequestError: the answer ended before its first piece, so it can still be refused with a status.
+            RequestError: the answer ended before its first piece, and soon enough to be refused with a status.
             ClientGone: nobody reads it any more; the model server knows.
         """
         call = self.services.client.submit_stream(self.model, inputs, parameters, **self._options())
         status = 200
         with DisconnectWatch(self._receive, call) as watch:
             try:
-                await call.started()
+                await call.arrived(KEEP_ALIVE_S)
+                call.raise_if_broken()
                 await self._start_events()
-                async with aclosing(call.values()) as values:
-                    async for value in values:
-                        await self._send_part(events.piece(value))
+                while not call.is_over:
+                    if await call.arrived(KEEP_ALIVE_S):
+                        call.raise_if_broken()
+                        # Those that a slow reader finds waiting go in one write.
+                        if pieces := call.take():
+                            await self._send_part(b"".join(map(events.piece, pieces)))
+                    else:
+                        await self._send_part(KEEP_ALIVE)
                 await self._send_part(events.end(call.final_answer()))
             except RequestError as error:
                 watch.raise_if_gone()

@@ -89,6 +89,7 @@ class ReplicaPhaseChanged(Fact, frozen=True):
     max_batch_cost: int = 0
     max_batch_size: int = 0
     choices: dict[str, object] = field(default_factory=dict)
+    concurrency: int = 0
 
 
 class ReplicaPulsed(Fact, frozen=True):

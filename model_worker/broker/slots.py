@@ -140,6 +140,7 @@ class SlotKeeper:
             settings.max_batch_size or event.max_batch_size, settings.max_batch_cost or event.max_batch_cost
         )
         replica.choices = event.choices
+        replica.concurrency = event.concurrency
         slot.loads += 1
         slot.failure = None
         self._models[slot.model].given_up.discard(slot.name)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from shared.errors import Code
-from shared.messages import Timings
+from frontend.calls import StreamCall
+from frontend.responses import KEEP_ALIVE
+from frontend.surfaces.base import Exchange
+from frontend.surfaces.native import NativeEvents
+from shared.errors import Code, RequestError
+from shared.messages import RequestId, Timings
 from tests.fronts import Front, raw_request, read_response
 from tests.stub_broker import (
     Answer,
@@ -448,6 +455,36 @@ def test_client_that_leaves_a_stream_cancels_it(front: Front, broker: StubBroker
     ) as answer:
         next(answer.iter_text())
     wait_for(lambda: last(broker, "left-stream").header.id in broker.cancelled, "the server is told", 5)
+
+
+def test_silent_stream_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.surfaces.base.KEEP_ALIVE_S", 0.01)
+    sent: list[bytes] = []
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        call = StreamCall(RequestId(b"1" * 16), loop, lambda request_id: None)
+        comments = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b""))
+            if sent.count(KEEP_ALIVE) == 2:
+                comments.set()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        services: Any = SimpleNamespace(client=SimpleNamespace(submit_stream=lambda *arguments, **options: call))
+        exchange = Exchange(services, {"headers": []}, receive, send)
+        streaming = asyncio.ensure_future(exchange.stream(1, None, NativeEvents()))
+        await comments.wait()
+        call.push("a", 1)
+        call.fail(RequestError("died", code=Code.MODEL_CRASHED))
+        assert await streaming == 502
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+    text = b"".join(sent).replace(KEEP_ALIVE, b"").decode()
+    assert events(text) == [("", "a"), ("error", {"error": "died", "error_type": "model_crashed"})]
 
 
 # --- what there is ---------------------------------------------------------------------------------------------------
