@@ -220,6 +220,8 @@ class SlotState:
     progress: float
     heard_ms_ago: int
     choices: dict[str, object] = field(default_factory=dict)
+    steps: int = 0
+    step_items: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +337,7 @@ class ReplicaPulse:
     """Sent every second by the I/O thread, whatever the main thread does.
 
     `progress_count` grows with each finished forward step; `running_ms` is how long the present one has been
-    running, 0 when idle.
+    running, 0 when idle. `step_items` are the items of all steps of continuous batches: for text, about the tokens.
     """
 
     slot: str
@@ -343,6 +345,7 @@ class ReplicaPulse:
     progress_count: int
     running_ms: int
     memory_bytes: int
+    step_items: int = 0
 
 
 # --- broker -> model process -------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ class ReplicaPulsed:
     progress_count: int
     running_s: float
     memory_bytes: int
+    step_items: int = 0
 
 
 @dataclass(frozen=True, slots=True)
