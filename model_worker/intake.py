@@ -62,7 +62,12 @@ def from_replica(replica: Replica, message: say.Message) -> happened.Event:
     match message:
         case say.ReplicaPulse():
             return happened.ReplicaPulsed(
-                slot, incarnation, message.progress_count, message.running_ms / 1000, message.memory_bytes
+                slot,
+                incarnation,
+                message.progress_count,
+                message.running_ms / 1000,
+                message.memory_bytes,
+                message.step_items,
             )
         case say.State():
             return happened.ReplicaPhaseChanged(

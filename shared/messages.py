@@ -269,6 +269,8 @@ class SlotState(Record, frozen=True):
     progress: Finite
     heard_ms_ago: Annotated[int, Meta(ge=-1, le=INT_MAX)]
     choices: Map = field(default_factory=dict)
+    steps: Count = 0
+    step_items: Count = 0
 
 
 class ModelCounters(Record, frozen=True):
@@ -376,7 +378,7 @@ class ReplicaPulse(Record, frozen=True):
     """Sent every second by the I/O thread, whatever the main thread does.
 
     `progress_count` grows with each finished forward step; `running_ms` is how long the present one has been
-    running, 0 when idle.
+    running, 0 when idle. `step_items` are the items of all steps of continuous batches: for text, about the tokens.
     """
 
     slot: Name
@@ -384,6 +386,7 @@ class ReplicaPulse(Record, frozen=True):
     progress_count: Count
     running_ms: Count
     memory_bytes: Count
+    step_items: Count = 0
 
 
 # --- broker -> model process -------------------------------------------------------------------------------------

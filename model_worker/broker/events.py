@@ -98,6 +98,7 @@ class ReplicaPulsed(Fact, frozen=True):
     progress_count: int
     running_s: float
     memory_bytes: int
+    step_items: int = 0
 
 
 class ItemFinished(Fact, frozen=True):

@@ -188,6 +188,7 @@ class Replica:
     # As pulsed; only its changes matter.
     progress_count: int = 0
     memory_bytes: int = 0
+    step_items: int = 0
     # Why it ends, if the broker knows before the exit does; the exit code explains the rest.
     cause: Cause | None = None
     reason: str = ""

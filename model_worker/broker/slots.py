@@ -161,6 +161,7 @@ class SlotKeeper:
 
     def pulsed(self, replica: Replica, event: ReplicaPulsed, now_s: float) -> None:
         replica.memory_bytes = event.memory_bytes
+        replica.step_items = event.step_items
         if event.progress_count != replica.progress_count:
             replica.progress_count = event.progress_count
             replica.progressed_s = max(replica.progressed_s, now_s - event.running_s)

@@ -33,6 +33,8 @@ class Progress:
 
     step_count: int = 0
     """Forward steps that ended, well or not."""
+    step_items: int = 0
+    """Items of all steps of continuous batches together."""
     running_since_s: float | None = None
     """Monotonic start of the present forward step."""
     device_bytes: int = 0

@@ -176,6 +176,7 @@ class StepStage:
                 job.step_items += len(jobs)
             self._progress.end_step()
         self._check(entries)
+        self._progress.step_items += len(entries)
         pieces: list[tuple[Job, object]] = []
         ends: list[tuple[Job, object]] = []
         for entry in entries:

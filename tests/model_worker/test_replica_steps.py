@@ -170,3 +170,11 @@ def test_progress_about_unknown_items_fails_the_step_and_is_explained() -> None:
         [result] = bench.ask({"to": 2})
         assert result.code is Code.MODEL_ERROR
         assert "Confused.step returned 'whatever' (str): what moves has joined, and has not ended" in result.message
+
+
+def test_pulses_tell_how_many_items_were_in_the_steps() -> None:
+    with replica(MODEL, max_batch_size=8) as bench:
+        bench.values_of({"to": 3}, {"to": 4})
+        pulse = bench.wait_pulse(lambda pulse: pulse.step_items > 0)
+        assert pulse.step_items == 7
+        assert pulse.progress_count == len(stepped(bench))
