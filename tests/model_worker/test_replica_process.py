@@ -174,16 +174,20 @@ def test_model_without_standard_streams_serves_is_heard_and_ends_when_told_to(
     with replica("Undressed", how=how) as bench:
         assert bench.values_of("a") == ["a"]
         assert bench.child.dump_stacks()
-        written: list[str] = []
-        # A signal may be later than a message that is sent behind it.
-        wait_for(
-            lambda: written.append(capfd.readouterr().err) or "most recent call first" in "".join(written), "stacks"
-        )
+        written = ""
+
+        def is_dumped() -> bool:
+            nonlocal written
+            written += capfd.readouterr().err
+            return "most recent call first" in written
+
+        # A signal may come later than a message that is sent behind it.
+        wait_for(is_dumped, "the stacks are written")
         bench.send(Stop())
         assert bench.wait_exit() == ReplicaExit.STOPPED
-    written.append(capfd.readouterr().err)
-    assert " model_ready " in "".join(written)
-    assert " replica_left " in "".join(written)
+    written += capfd.readouterr().err
+    assert " model_ready " in written
+    assert " replica_left " in written
 
 
 @pytest.mark.parametrize("how", STREAMS)
