@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
 import psutil
@@ -31,6 +31,8 @@ from shared.processes import set_parent_death_signal
 ROOT = Path(__file__).resolve().parent.parent
 LOOK_S = 0.05
 STOP_S_MAX = 120
+# As a shell reports a program that SIGINT has ended.
+INTERRUPTED = 128 + signal.SIGINT
 T = TypeVar("T")
 
 
@@ -100,7 +102,8 @@ class Stage:
         try:
             self.stop()
         finally:
-            if error is not None:
+            # Whoever ends a script with Ctrl-C does not ask what went wrong.
+            if isinstance(error, Exception):
                 print(f"--- the end of the log\n{self.log()[-4000:]}", file=sys.stderr)
             self._directory.cleanup()
 
@@ -208,6 +211,17 @@ class Stage:
         """As `post`, with `at_once` requests under way at a time; the answers in the order of the bodies."""
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(lambda body: self.post(model, body), bodies))
+
+
+def tell_and_exit(name: str, story: Callable[[], int]) -> NoReturn:
+    """Ends this program with the story's exit code; a difference and Ctrl-C are told in one line."""
+    try:
+        sys.exit(story())
+    except (Differs, RuntimeError) as fault:
+        sys.exit(f"{name}: {fault}")
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; all that it started has ended", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 class Report:

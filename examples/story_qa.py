@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from examples.made_models import make_apart
-from examples.stage import ROOT, Differs, Report, Stage, alive, wait_for
+from examples.stage import ROOT, Report, Stage, alive, tell_and_exit, wait_for
 from examples.story_models import noted
 
 PARTS = ("answers", "pools", "reload")
@@ -208,7 +207,4 @@ def stop(report: Report, stage: Stage) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (Differs, RuntimeError) as fault:
-        sys.exit(f"story_qa: {fault}")
+    tell_and_exit("story_qa", main)

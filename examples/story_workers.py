@@ -27,7 +27,7 @@ import psutil
 from rich.table import Table
 
 from examples.made_models import make_apart
-from examples.stage import Differs, Report, Stage, wait_for
+from examples.stage import Report, Stage, tell_and_exit, wait_for
 from examples.story_models import noted
 from model_worker.devices import Accelerator, take_inventory
 
@@ -341,7 +341,4 @@ def device_table(slots: Mapping[str, Mapping[str, Any]], processes: Mapping[int,
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (Differs, RuntimeError) as fault:
-        sys.exit(f"story_workers: {fault}")
+    tell_and_exit("story_workers", main)

@@ -37,6 +37,7 @@ class BlockingModelClient:
     def __init__(self, source: Config | str | os.PathLike[str] | None = None) -> None:
         self._source = source
         self._running: _LoopThread | None = None
+        self._opening = threading.Lock()
         self._finalizer: weakref.finalize[[], BlockingModelClient] | None = None
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -57,12 +58,19 @@ class BlockingModelClient:
         """
         if self._running is not None:
             self._running.check_process()
-            raise UsageError("this BlockingModelClient is open already: one serves any number of threads")
-        running = _LoopThread(ModelClient(self._source))
-        running.start()
-        self._running = running
-        # Also when this object is forgotten, and at the interpreter's exit, while threads of Python's can still end.
-        self._finalizer = weakref.finalize(self, running.stop)
+        # Not waited for: a child of a fork may have inherited it held.
+        if not self._opening.acquire(blocking=False):
+            raise _open_already()
+        try:
+            if self._running is not None:
+                raise _open_already()
+            running = _LoopThread(ModelClient(self._source))
+            running.start()
+            self._running = running
+            # Also when this object is forgotten, and at the interpreter's exit, while Python's threads can still end.
+            self._finalizer = weakref.finalize(self, running.stop)
+        finally:
+            self._opening.release()
 
     def close(self) -> None:
         """Ends every open request with `server_unavailable`, here and at the model server. May be called twice."""
@@ -277,3 +285,7 @@ class _LoopThread:
 
 def _not_open() -> UsageError:
     return UsageError("this BlockingModelClient is not open: use `with BlockingModelClient(...) as client:`")
+
+
+def _open_already() -> UsageError:
+    return UsageError("this BlockingModelClient is open already: one serves any number of threads")

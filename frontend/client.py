@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Self, TypedDict, Unpack
 
 from frontend.calls import Call, StreamCall
@@ -130,6 +130,8 @@ class ModelClient:
             pending_count=self._pending.__len__,
         )
         self._loop = asyncio.get_running_loop()
+        # Of this opening, as everything that a task waits for: it belongs to the event loop that it was used on.
+        self._met_server = asyncio.Event()
         self._pid = os.getpid()
         self._id_prefix = os.urandom(8)
 
@@ -144,6 +146,7 @@ class ModelClient:
             self._flush_handle = None
         for request in self._pending:
             self._give_up(request, _unavailable("this front stops"))
+        self._met_server.set()
         for inspection in self._inspections.values():
             if not inspection.done():
                 inspection.set_exception(_unavailable("this front stops"))
@@ -305,13 +308,13 @@ class ModelClient:
         return any(state.name == model and state.replicas_ready > 0 for state in self.models())
 
     async def wait_for_server(self, timeout_s: float) -> bool:
-        """Returns as soon as the model server has been heard once, or after `timeout_s` seconds; whether it was."""
-        self._opened()
-        try:
+        """Returns as soon as the model server has been heard once, the client is closed, or `timeout_s` seconds have
+        passed; whether it was heard."""
+        link = self._opened().link
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                return await self._met_server.wait()
-        except TimeoutError:
-            return False
+                await self._met_server.wait()
+        return link.was_ever_up
 
     def server_heard(self) -> bool:
         """Whether the model server was heard within the last 3 s."""

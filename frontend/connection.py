@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import weakref
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -55,6 +56,10 @@ class Connection:
         self._context = zmq.Context(io_threads=1)
         # Requests are kept in the front's own table, so the socket keeps nothing for a server that is not there.
         self._socket = connect_dealer(self._context, endpoint, hold_unsent=False)
+        # A connection that nobody closed: its memory may be collected in any order, and a context waits without end for
+        # a socket that is still open.
+        self._finalizer = weakref.finalize(self, _end, self._socket, self._context, linger_ms=0)
+        self._finalizer.atexit = False
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self.link = ServerLink(self._loop.time())
         self._receive_handle: asyncio.Handle | None = None
@@ -79,20 +84,21 @@ class Connection:
         return "info" if self.link.draining else "warning"
 
     def close(self) -> None:
-        """Says goodbye, and ends the connection."""
+        """Says goodbye, and ends the connection. Also after the end of its event loop."""
         if self.link.is_up:
             self.send(FrontPulse(pending=0, leaving=True))
-        self._loop.remove_reader(self._fd)
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
         self._tick_handle.cancel()
         if self._receive_handle is not None:
             self._receive_handle.cancel()
-        self._socket.close(linger=CLOSE_LINGER_MS)
-        self._context.term()
+        self._finalizer.detach()
+        _end(self._socket, self._context, linger_ms=CLOSE_LINGER_MS)
 
     # --- receiving -----------------------------------------------------------------------------------------------
 
     def _look_again(self) -> None:
-        if self._receive_handle is None:
+        if self._receive_handle is None and not self._loop.is_closed():
             self._receive_handle = self._loop.call_soon(self._receive)
 
     def _receive(self) -> None:
@@ -154,3 +160,8 @@ class Connection:
             self.send(FrontHello(front=f"front-{pid}", pid=pid, version=VERSION))
         if Say.PULSE in say:
             self.send(FrontPulse(pending=self._pending_count()))
+
+
+def _end(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], *, linger_ms: int) -> None:
+    socket.close(linger=linger_ms)
+    context.term()

@@ -125,13 +125,16 @@ def save(
     family = _FAMILIES[class_name.partition("For")[0].removesuffix("Model").removesuffix("LMHead")]
     tokenizer = _tokenizer(family)
     tokenizer.chat_template = chat_template
-    tokenizer.padding_side, tokenizer.truncation_side = padding_side, truncation_side
     if model_max_length is not None:
         tokenizer.model_max_length = model_max_length
     model = _model(model_class, family, len(tokenizer), positions, seed, config)
     with loading.quiet_libraries():
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
+    # The library saves no side that was set on the tokenizer.
+    saved = directory / "tokenizer_config.json"
+    sides = {"padding_side": padding_side, "truncation_side": truncation_side}
+    saved.write_text(json.dumps({**json.loads(saved.read_text()), **sides}))
     return directory
 
 

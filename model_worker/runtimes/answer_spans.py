@@ -23,6 +23,8 @@ Answer = dict[str, object]
 
 # Not minus infinity: where nothing at all is allowed, all is equally likely.
 _RULED_OUT = np.float32(-10_000.0)
+# Longer windows have no full table of spans, of 4 bytes each and several times that while it is sorted.
+_TABLE_TOKENS_MAX = 2_048
 
 
 def best_answers(
@@ -70,15 +72,16 @@ def best_spans(start: Scores, end: Scores, count: int, max_tokens: int) -> tuple
     """First token, last token and score of the best `count` spans of at most `max_tokens` tokens, best first.
 
     A span's score is `start[first] * end[last]`. Where fewer than `count` are above 0, any pairs of tokens follow,
-    with a score of 0.
+    with a score of 0; of a long window spans alone.
     """
     tokens = len(start)
     width = min(max_tokens, tokens)
     # Row by row the spans that begin at one token: [tokens, width], not [tokens, tokens].
     band = start[:, np.newaxis] * sliding_window_view(np.pad(end, (0, width - 1)), width)
-    if np.count_nonzero(band) >= count:
+    if tokens > _TABLE_TOKENS_MAX or np.count_nonzero(band) >= count:
         scores = band.ravel()
         cells = _largest(scores, count)
+        cells = cells[cells // width + cells % width < tokens]
         firsts = cells // width
         return firsts, firsts + cells % width, scores[cells]
     scores = np.tril(np.triu(np.outer(start, end)), width - 1).ravel()

@@ -30,7 +30,12 @@ from shared.errors import Code, InvalidInput, LoadError, RequestError
 _UNUSED_WEIGHTS = ("pooler.",)
 # For models that know no number of positions: attention over a longer window would take all the memory there is.
 _POSITIONS_WITHOUT_LIMIT = 32_768
-# Spans to rank for one request: a huge top_k over many windows would keep the answers of everybody else waiting.
+# Tokenising takes time and memory in proportion to the text. One with more characters than this for each token that a
+# request may have would be refused afterwards anyhow: it takes about four in most languages.
+_CHARACTERS_PER_TOKEN_MAX = 8
+# Spans to score, and of those to rank, for one request: a huge max_answer_len or top_k over many windows would keep the
+# answers of everybody else waiting. Four million tokens have room for the default max_answer_len.
+_SPANS_MAX = 2**26
 _CANDIDATES_MAX = 1_000_000
 # For requests of our own, whatever the options are: theirs may leave no room for anything.
 _DEFAULT_WINDOWS: dict[str, Any] = {"max_seq_len": None, "doc_stride": None}
@@ -114,7 +119,7 @@ class QuestionAnsweringModel(Model):
     def prepare(self, inputs: Any, parameters: dict[str, Any]) -> _Item:
         settings = question_parameters.read({**self._spec.options, **parameters})
         item = _Item([], [], [], settings)
-        tokens = candidates = 0
+        tokens = spans = candidates = 0
         tokens_max = padding.request_cost_max(self._torch_device)
         for pair in question_parameters.read_pairs(inputs):
             encoded, windows = self._encode(pair, settings, tokens_max)
@@ -123,15 +128,21 @@ class QuestionAnsweringModel(Model):
                 for window in windows
             ]
             tokens += sum(len(row.ids) for row in rows)
+            spans += sum(len(row.ids) * min(settings.max_answer_tokens, len(row.ids)) for row in rows)
             candidates += sum(min(settings.candidates, len(row.ids) ** 2) for row in rows)
             if tokens > tokens_max:
                 raise InvalidInput(
                     f"inputs are more than {tokens_max} tokens, which one request may have: send several"
                 )
+            if spans > _SPANS_MAX:
+                raise InvalidInput(
+                    f"max_answer_len = {settings.max_answer_tokens} makes more than {_SPANS_MAX} spans over all "
+                    "windows: set a smaller one, or shorten the context"
+                )
             if candidates > _CANDIDATES_MAX:
                 raise InvalidInput(
                     f"top_k = {settings.top_k} makes more than {_CANDIDATES_MAX} candidates over all windows: set a "
-                    "smaller one, or shorten the context"
+                    "smaller one, shorten the context, or send several requests"
                 )
             item.pairs.append(encoded)
             item.windows.append(windows)
@@ -233,7 +244,16 @@ class QuestionAnsweringModel(Model):
     # --- prepare ---
 
     def _encode(self, pair: Pair, settings: QuestionParameters, tokens_max: int) -> tuple[EncodedPair, list[Window]]:
+        characters_max = tokens_max * _CHARACTERS_PER_TOKEN_MAX
+        for place, text in ((pair.question_place, pair.question), (pair.context_place, pair.context)):
+            if len(text) > characters_max:
+                raise InvalidInput(
+                    f"{place} has {len(text)} characters; for the {tokens_max} tokens that one request may have, "
+                    f"{characters_max} are more than enough: shorten it"
+                )
         encoded = question_windows.encode(self._tokenizer, pair)
+        if not encoded.ids:
+            raise InvalidInput(f"{pair.question_place} and {pair.context_place} hold no tokens: give some text")
         checks.token_ids(
             f"{pair.question_place} or {pair.context_place}", max(encoded.ids, default=0), self._token_id_limit
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -148,6 +149,34 @@ def test_a_stage_goes_with_the_script_that_set_it_up() -> None:
         wait_for(lambda: not any(alive(pid) for pid in pids), "all that it started has ended", 30)
     finally:
         shutil.rmtree(variables["TMPDIR"])
+
+
+def test_ctrl_c_ends_a_story_in_one_line_and_leaves_nothing() -> None:
+    model = {"name": "m", "model": "examples.sentiment:Sentiment", "device": "cpu"}
+    script = (
+        "import signal, time; from examples.stage import Stage, tell_and_exit\n"
+        # A program that a shell has put into the background ignores it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def story():\n"
+        f"    with Stage([{model}]) as stage:\n"
+        "        stage.wait_ready(60); print(*[process.pid for process in stage.family()], flush=True)\n"
+        "        time.sleep(600)\n"
+        "tell_and_exit('story_m', story)"
+    )
+    with tempfile.TemporaryDirectory(prefix="hw-") as directory:
+        variables = os.environ | {"TMPDIR": directory}
+        with subprocess.Popen(
+            [sys.executable, "-c", script], cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as told:
+            assert told.stdout
+            assert told.stderr
+            pids = [int(pid) for pid in told.stdout.readline().split()]
+            told.send_signal(signal.SIGINT)
+            said = told.stderr.read().decode()
+        assert pids
+        assert not any(alive(pid) for pid in pids)
+        assert not list(Path(directory).glob("hw-*"))
+    assert (told.returncode, said) == (130, "story_m: interrupted; all that it started has ended\n")
 
 
 def test_a_stage_that_ends_is_a_difference_and_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:

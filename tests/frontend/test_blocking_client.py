@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 import headwaiter
-from frontend.blocking import BlockingModelClient
+from frontend.blocking import BlockingModelClient, _LoopThread
 from frontend.client import ModelClient
 from shared.errors import Code, ConfigurationError, RequestError, UsageError
 from tests.stub_broker import Answer, Fail, Piece, Request, Step, StubBroker, silent
@@ -142,6 +143,36 @@ def test_closing_ends_every_wait(run_dir: Path) -> None:
             assert error.code is Code.SERVER_UNAVAILABLE
         client.close()
         assert not threads()
+
+
+def test_closing_ends_the_wait_for_a_server_that_never_comes(run_dir: Path) -> None:
+    client = BlockingModelClient(run_dir)
+    client.open()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.wait_for_server, 3_600)
+        (running,) = [value for value in vars(client).values() if isinstance(value, _LoopThread)]
+        wait_for(lambda: len(asyncio.all_tasks(running._loop)) == 2, "it waits beside the loop's main task")
+        client.close()
+        assert not waiting.exception(20)
+    assert not threads()
+
+
+def test_only_one_of_many_threads_opens_it(run_dir: Path) -> None:
+    client = BlockingModelClient(run_dir)
+    together = threading.Barrier(8)
+
+    def open_it(number: int) -> None:
+        together.wait(20)
+        client.open()
+
+    with ThreadPoolExecutor(8) as pool:
+        errors = [future.exception(20) for future in [pool.submit(open_it, number) for number in range(8)]]
+    refused = [error for error in errors if error is not None]
+    assert len(refused) == 7
+    assert all(isinstance(error, UsageError) and "open already" in str(error) for error in refused)
+    assert len(threads()) == 1
+    client.close()
+    assert not threads()
 
 
 def test_wrong_use_says_what_is_right(run_dir: Path) -> None:

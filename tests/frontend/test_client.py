@@ -6,6 +6,8 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -23,6 +25,7 @@ from shared.messages import Cancel, FrontHello, FrontPulse, Kind, Reply, ReplyHe
 from shared.values import pack
 from shared.wire import encode
 from tests.stub_broker import Answer, Behaviour, Fail, Piece, Raw, Request, Step, StubBroker, echo, model_state, silent
+from tests.topology import ROOT
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -497,6 +500,71 @@ def test_client_of_another_loop_is_refused(run_dir: Path) -> None:
             client.open()
 
     run(work, run_dir)
+
+
+def test_client_may_be_opened_in_one_loop_after_the_other(run_dir: Path) -> None:
+    client = ModelClient(run_dir)
+
+    async def meet(timeout_s: float) -> bool:
+        async with client:
+            return await client.wait_for_server(timeout_s)
+
+    assert not asyncio.run(meet(0.1))
+    with StubBroker(run_dir):
+        assert asyncio.run(meet(20))
+    assert not asyncio.run(meet(0.1)), "what an earlier opening has heard is no news"
+
+
+def test_closing_ends_the_wait_for_a_server(run_dir: Path) -> None:
+    async def work(client: ModelClient) -> None:
+        waiting = asyncio.ensure_future(client.wait_for_server(3_600))
+        await asyncio.sleep(0)
+        client.close()
+        assert not await waiting
+
+    run(work, run_dir)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_client_left_open_by_a_loop_that_ended_can_be_closed_and_used_again(run_dir: Path, loop: str) -> None:
+    client = ModelClient(run_dir)
+
+    async def leave_open() -> None:
+        client.open()
+        client.submit("echo", 1)
+        assert await client.predict("echo", 2)
+
+    with StubBroker(
+        run_dir, behave=lambda request: silent(request) if request.inputs == 1 else echo(request)
+    ) as broker:
+        for number in (1, 2):
+            with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+                runner.run(leave_open())
+            client.close()
+            deadline_s = time.monotonic() + 20
+            while (
+                len(broker.cancelled) < number or sum(pulse.leaving for pulse in broker.received(FrontPulse)) < number
+            ):
+                assert time.monotonic() < deadline_s, "the server is told"
+                time.sleep(0.01)
+
+
+def test_forgotten_client_holds_nobody_up(run_dir: Path) -> None:
+    code = """
+import asyncio, gc, sys
+from headwaiter import ModelClient
+async def main():
+    client = ModelClient(sys.argv[1])
+    client.open()
+    print(await client.predict("echo", 1))
+asyncio.run(main())
+gc.collect()
+print("collected")
+"""
+    with StubBroker(run_dir, behave=steps(Answer(value="a"))):
+        command = [sys.executable, "-W", "error", "-c", code, str(run_dir)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("a\ncollected\n", "")
 
 
 def test_client_inherited_by_fork_is_refused(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ import torch
 import transformers
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-from model_worker.runtimes import loading, registry
-from model_worker.runtimes.answer_spans import best_spans
+from model_worker.runtimes import loading, question_answering, registry
+from model_worker.runtimes.answer_spans import best_answers, best_spans
+from model_worker.runtimes.question_windows import WindowCutter
 from model_worker.specs import RuntimeSpec
 from shared.errors import Code, InvalidInput, LoadError, RequestError
 from tests import tiny_models
@@ -164,6 +166,7 @@ def reference(directory: Path, question: str, context: str, size: int, overlap: 
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     model: Any = AutoModelForQuestionAnswering.from_pretrained(directory)
     question_first = tokenizer.padding_side == "right"
+    assert question_first != isinstance(model, transformers.XLNetPreTrainedModel)
     windows = tokenizer(
         *((question, context) if question_first else (context, question)),
         truncation="only_second" if question_first else "only_first",
@@ -233,10 +236,69 @@ def test_a_tokenizer_that_cuts_from_the_left_has_its_windows_counted_from_the_en
     (encoded,) = model.prepare(asked("where", WORDS * 3), {"max_seq_len": 40, "doc_stride": 7}).pairs
     item = model.prepare(asked("where", WORDS * 3), {"max_seq_len": 40, "doc_stride": 7})
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+    assert tokenizer.truncation_side == "left"
     wanted = tokenizer(
         "where", WORDS * 3, truncation="only_second", max_length=40, stride=7, return_overflowing_tokens=True
     )["input_ids"]
     assert [encoded.of_window(encoded.ids, window) for window in item.windows[0]] == wanted
+
+
+@pytest.mark.parametrize(
+    ("model_max_length", "positions", "tokens"), [(10**30, 2_048, 384), (10**30, 160, 160), (100, 2_048, 100)]
+)
+def test_windows_have_384_tokens_where_neither_tokenizer_nor_model_takes_less(
+    model_max_length: int, positions: int, tokens: int
+) -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(TRAINED / "bert")
+    tokenizer.model_max_length = model_max_length
+    assert WindowCutter(tokenizer, positions).default_window_tokens == tokens
+
+
+def test_nothing_of_the_question_is_an_answer() -> None:
+    model = trained("bert")
+    question, context = "wwwwwwwwwwwwwww my name", "I am Tomi"
+    found = answer(model, asked(question, context), top_k=1_000, align_to_words=False)
+    (encoded,) = model.prepare(asked(question, context), {}).pairs
+    (start, stop) = encoded.context_tokens
+    of_context = set(encoded.offsets[start:stop, 0].tolist())
+    assert {row["start"] for row in found} <= {0, *of_context}
+
+
+def test_large_logits_are_numbers_like_others() -> None:
+    model = trained("bert")
+    item = model.prepare(asked(NAME, ME), {})
+    logits = np.full((2, len(item.rows[0].ids)), -500, dtype=np.float32)
+    logits[:, -3] = 500
+    found = best_answers(item.pairs[0], item.windows[0], [logits], item.parameters)
+    assert isinstance(found, dict)
+    assert found["score"] == 1
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_windows_are_those_of_the_tokenizer_at_every_border(family: str) -> None:
+    model = trained(family)
+    tokenizer: Any = AutoTokenizer.from_pretrained(TRAINED / family)
+    pair = ("who is it", "My name is Tomi. I live")
+    whole = tokenizer(*pair)["input_ids"]
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    room_needs = len(tokenizer(pair[0], add_special_tokens=False)["input_ids"]) + special
+    for size in range(1, len(whole) + 2):
+        for overlap in range(size + 2):
+            try:
+                rows = [
+                    row.ids for row in model.prepare(asked(*pair), {"max_seq_len": size, "doc_stride": overlap}).rows
+                ]
+            except InvalidInput:
+                # It would not move on, or share more than there is; the tokenizer panics at most of these.
+                assert overlap > size - 2 or (special < size < len(whole) and overlap >= max(0, size - room_needs))
+                continue
+            if size <= special:
+                wanted = [whole]
+            else:
+                wanted = tokenizer(
+                    *pair, truncation="only_second", max_length=size, stride=overlap, return_overflowing_tokens=True
+                )["input_ids"]
+            assert rows == wanted, (size, overlap)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 100.0])
@@ -250,6 +312,24 @@ def test_the_best_spans_are_those_of_a_full_table(scale: float) -> None:
         wanted = np.sort(table.ravel())[::-1][:count]
         np.testing.assert_array_equal(scores, wanted)
         np.testing.assert_array_equal(table[firsts, lasts], scores)
+
+
+def test_the_spans_of_a_long_window_take_no_full_table() -> None:
+    tokens, width, count = 6_000, 4, 500
+    start, end = np.zeros((2, tokens), dtype=np.float32)
+    start[[7, 5_999]], end[[8, 5_999]] = 0.5, 0.5
+    tracemalloc.start()
+    try:
+        firsts, lasts, scores = best_spans(start, end, count, width)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < tokens * tokens
+    assert set(zip(firsts[:2].tolist(), lasts[:2].tolist(), strict=True)) == {(7, 8), (5_999, 5_999)}
+    np.testing.assert_array_equal(scores, start[firsts] * end[lasts])
+    assert (firsts <= lasts).all()
+    assert (lasts - firsts < width).all()
+    assert 2 < len(scores) <= count
 
 
 # --- windows as rows of batches ---
@@ -344,7 +424,30 @@ def test_a_model_that_padding_changes_is_computed_window_by_window(monkeypatch: 
     monkeypatch.setattr(transformers.BertForQuestionAnswering, "forward", careless)
     model = load(TRAINED / "bert")
     assert model.describe()["batching"] == "one by one: padding changes the results"
+    rows: list[int] = []
+    compute = type(model)._compute
+
+    def recorded_compute(self: Any, batch: Sequence[Any]) -> Any:
+        rows.append(len(batch))
+        return compute(self, batch)
+
+    monkeypatch.setattr(type(model), "_compute", recorded_compute)
     assert_same(answer(model, asked(NAME, LONG), max_seq_len=32, doc_stride=8), expected)
+    assert set(rows) == {1}
+
+
+def test_logits_of_fewer_tokens_than_were_asked_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(TRAINED / "bert")
+    forward = type(model._model).forward
+
+    def short(self: Any, **keywords: Any) -> Any:
+        output = forward(self, **keywords)
+        output.start_logits, output.end_logits = output.start_logits[:, :-1], output.end_logits[:, :-1]
+        return output
+
+    monkeypatch.setattr(type(model._model), "forward", short)
+    with pytest.raises(ValueError, match=r"it made logits for \d+ tokens out of \d+"):
+        answer(model, asked())
 
 
 # --- what is refused ---
@@ -379,11 +482,39 @@ def test_a_model_that_padding_changes_is_computed_window_by_window(monkeypatch: 
         (asked(NAME, LONG * 100), {"max_seq_len": 50, "doc_stride": 39}, r"inputs\.context makes \d+ windows of 50"),
         (asked([NAME] * 60, LONG * 20), {}, "inputs are more than 524288 tokens, which one request may have"),
         (asked([NAME] * 60, LONG), {"top_k": 10**6}, "top_k = 1000000 makes more than 1000000 candidates"),
+        (asked(NAME, "soup " * 900_000), {}, r"inputs\.context has 4500000 characters; .* shorten it"),
+        (asked("soup " * 900_000, ME), {}, r"inputs\.question has 4500000 characters; .* shorten it"),
     ],
 )
 def test_bad_requests_are_refused_by_name(inputs: Any, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         trained("bert").prepare(inputs, parameters)
+
+
+def test_a_huge_top_k_of_a_short_text_gives_all_there_is() -> None:
+    assert len(answer(trained("bert"), asked(), top_k=10**30)) > 20
+
+
+def test_spans_of_all_windows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained("bert")
+    item = model.prepare(asked(NAME, LONG), {"max_answer_len": 1_000})
+    lengths = [len(row.ids) for row in item.rows]
+    assert len(lengths) > 2
+    monkeypatch.setattr(question_answering, "_SPANS_MAX", sum(length**2 for length in lengths))
+    model.prepare(asked(NAME, LONG), {"max_answer_len": 1_000})
+    monkeypatch.setattr(question_answering, "_SPANS_MAX", sum(length**2 for length in lengths) - 1)
+    with pytest.raises(InvalidInput, match=r"max_answer_len = 1000 makes more than \d+ spans over all windows"):
+        model.prepare(asked(NAME, LONG), {"max_answer_len": 1_000})
+    model.prepare(asked(NAME, LONG), {})
+
+
+def test_a_pair_without_a_single_token_is_refused(tmp_path: Path) -> None:
+    directory = tiny_models.save(tmp_path, "BertForQuestionAnswering")
+    tokenizer_file = directory / "tokenizer.json"
+    tokenizer_file.write_text(json.dumps({**json.loads(tokenizer_file.read_text()), "post_processor": None}))
+    model = load(directory)
+    with pytest.raises(InvalidInput, match=r"inputs\[1\]\.question and inputs\[1\]\.context hold no tokens"):
+        model.prepare([asked("where", WORDS), asked(" ", " ")], {})
 
 
 def test_a_window_is_never_longer_than_the_model_reads() -> None:
