@@ -18,11 +18,21 @@ if TYPE_CHECKING:
     from frontend.client import ModelClient as ModelClient
     from frontend.responses import status_of as status_of
     from model_worker.runtimes.base import Model as Model
+    from model_worker.runtimes.base import Progress as Progress
     from shared.errors import InvalidInput as InvalidInput
     from shared.errors import LoadError as LoadError
     from shared.errors import RequestError as RequestError
 
-__all__ = ["BlockingModelClient", "InvalidInput", "LoadError", "Model", "ModelClient", "RequestError", "status_of"]
+__all__ = [
+    "BlockingModelClient",
+    "InvalidInput",
+    "LoadError",
+    "Model",
+    "ModelClient",
+    "Progress",
+    "RequestError",
+    "status_of",
+]
 
 _HOMES = {
     "InvalidInput": "shared.errors",
@@ -30,6 +40,7 @@ _HOMES = {
     "RequestError": "shared.errors",
     "status_of": "frontend.responses",
     "Model": "model_worker.runtimes.base",
+    "Progress": "model_worker.runtimes.base",
     "ModelClient": "frontend.client",
     "BlockingModelClient": "frontend.blocking",
 }

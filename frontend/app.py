@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from frontend import openapi
 from frontend.catalogue import CatalogueRoutes
@@ -114,24 +114,15 @@ class _Application(FastAPI):
         # Also here: for other methods, and for the way through middleware.
         self.router.routes[:0] = hot_routes
 
-    def build_middleware_stack(self) -> ASGIApp:
-        layers = super().build_middleware_stack()
-        return layers if self.user_middleware else _Shortcut(self._hot_routes, layers)
-
-
-class _Shortcut:
-    def __init__(self, hot_routes: list[Route], otherwise: ASGIApp) -> None:
-        self._hot_routes = hot_routes
-        self._otherwise = otherwise
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for route in self._hot_routes:
-            match, found = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(found)
-                await route.app(scope, receive, send)
-                return
-        await self._otherwise(scope, receive, send)
+        if not self.user_middleware:
+            for route in self._hot_routes:
+                match, found = route.matches(scope)
+                if match is Match.FULL:
+                    scope.update(found)
+                    await route.app(scope, receive, send)
+                    return
+        await super().__call__(scope, receive, send)
 
 
 def __getattr__(name: str) -> FastAPI:

@@ -473,7 +473,7 @@ class ModelClient:
             return
         request.next_chunk += 1
         try:
-            taken = request.waiter.push(unpack(frames))
+            taken = request.waiter.push(unpack(frames), sum(memoryview(frame).nbytes for frame in frames))
         except ProtocolError as error:
             self._give_up(request, RequestError(f"a piece of the answer cannot be read: {error}", code=Code.INTERNAL))
             raise

@@ -10,11 +10,12 @@ import asyncio
 import hashlib
 import hmac
 import math
-import os
+import random
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
+from frontend.direct import has_message
 from shared.errors import Code, RequestError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -132,8 +133,11 @@ def _check_encoding(headers: Headers) -> None:
 
 async def _receive_until(receive: Receive, deadline_s: float) -> MutableMapping[str, Any]:
     try:
-        async with asyncio.timeout_at(deadline_s):
+        if has_message(receive):
             message = await receive()
+        else:
+            async with asyncio.timeout_at(deadline_s):
+                message = await receive()
     except TimeoutError:
         raise RequestError("the request body did not arrive before the deadline", code=Code.DEADLINE_EXCEEDED) from None
     if message["type"] == "http.disconnect":
@@ -190,7 +194,7 @@ def request_id(headers: Headers) -> str:
             cleaned = _NOT_PRINTABLE.sub("", text.decode("latin-1")).strip()[:REQUEST_ID_LENGTH_MAX]
             if cleaned:
                 return cleaned
-    return os.urandom(12).hex()
+    return f"{random.getrandbits(96):024x}"
 
 
 def traceparent(headers: Headers) -> str:

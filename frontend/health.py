@@ -129,7 +129,7 @@ class HealthRoutes:
         """Everything the model server knows: slots, processes, queues, totals. Needs a key where models do."""
         self._services.keys.check(dict(request.scope["headers"]))
         snapshot = await self._services.client.inspect()
-        return json_response(dataclasses.asdict(snapshot))
+        return json_response(snapshot.by_name())
 
     async def metrics(self) -> Response:
         """Prometheus: the totals of all front workers, and the model server's numbers."""

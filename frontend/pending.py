@@ -7,17 +7,16 @@ socket, no event loop and no clock; times are arguments, in seconds on the calle
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
 from typing_extensions import Buffer
 
 from shared.errors import Code, RequestError
 from shared.messages import RequestHeader, RequestId, Timings
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """A result as its caller gets it."""
 
     value: object
@@ -33,7 +32,7 @@ class Waiter(Protocol):
 
     def fail(self, error: RequestError) -> None: ...
 
-    def push(self, value: object) -> bool:
+    def push(self, value: object, size_bytes: int) -> bool:
         """Takes one piece of a streamed answer; False means that the reader is too far behind to take more."""
         ...
 
@@ -42,8 +41,7 @@ class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
-@dataclass(slots=True)
-class PendingRequest:
+class PendingRequest(Struct, eq=False):
     """One request between `submit` and its one final answer."""
 
     id: RequestId

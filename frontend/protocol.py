@@ -11,8 +11,9 @@ import asyncio
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from frontend.direct import WatchedConnection
 from frontend.surfaces.native import error_body
 
 # The request line and all headers, as nginx and Apache have it, more or less. Counted from the end of the first read.
@@ -25,7 +26,7 @@ HEAD_TIMEOUT_S = 20.0
 LAST_HEAD_TIMEOUT_S = 1.0
 
 
-class Protocol(HttpToolsProtocol):
+class Protocol(WatchedConnection):
     """See the module."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -89,9 +89,8 @@ def server_timing(timings: Timings) -> bytes:
 
 
 async def send_response(send: Send, status: int, headers: HeaderList, body: bytes, *, more_body: bool = False) -> None:
-    """One whole response; with `more_body` the connection stays open behind it."""
-    start = [*headers, (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": start})
+    """One whole response, whose headers have its length; with `more_body` the connection stays open behind it."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": more_body})
 
 
@@ -101,6 +100,10 @@ EVENT_STREAM_HEADERS: HeaderList = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+KEEP_ALIVE = b": still here\n\n"
+"""An event stream's comment, which every reader passes over."""
 
 
 def server_sent_event(data: bytes, event: str = "") -> bytes:

@@ -64,12 +64,22 @@ def _workers(slots: tuple[SlotState, ...]) -> Iterator[Metric]:
     memory = GaugeMetricFamily(
         "headwaiter_worker_memory_bytes", "Memory that a model process holds on its device.", labels=("model", "slot")
     )
+    steps = CounterMetricFamily(
+        "headwaiter_worker_steps", "Forward steps of a model process since its start.", labels=("model", "slot")
+    )
+    items = CounterMetricFamily(
+        "headwaiter_worker_step_items",
+        "Items in the steps of a model process that batches continuously: about the tokens that it made.",
+        labels=("model", "slot"),
+    )
     for slot in slots:
+        steps.add_metric((slot.model, slot.slot), slot.steps)
+        items.add_metric((slot.model, slot.slot), slot.step_items)
         up.add_metric((slot.model, slot.slot, slot.device), float(slot.state == "ready"))
         if slot.heard_ms_ago >= 0:
             age.add_metric((slot.model, slot.slot), slot.heard_ms_ago / 1000)
         memory.add_metric((slot.model, slot.slot), slot.memory_bytes)
-    yield from (up, age, memory)
+    yield from (up, age, memory, steps, items)
 
 
 def _totals(counters: tuple[ModelCounters, ...]) -> Iterator[Metric]:

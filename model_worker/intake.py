@@ -62,7 +62,12 @@ def from_replica(replica: Replica, message: say.Message) -> happened.Event:
     match message:
         case say.ReplicaPulse():
             return happened.ReplicaPulsed(
-                slot, incarnation, message.progress_count, message.running_ms / 1000, message.memory_bytes
+                slot,
+                incarnation,
+                message.progress_count,
+                message.running_ms / 1000,
+                message.memory_bytes,
+                message.step_items,
             )
         case say.State():
             return happened.ReplicaPhaseChanged(
@@ -76,6 +81,7 @@ def from_replica(replica: Replica, message: say.Message) -> happened.Event:
                 max_batch_cost=message.max_batch_cost,
                 max_batch_size=message.max_batch_size,
                 choices=message.choices,
+                concurrency=message.concurrency,
             )
         case _:
             raise ProtocolError(f"a replica sent {type(message).__name__}, which is not a replica's message")

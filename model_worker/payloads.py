@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from shared.messages import RequestHeader, RequestId
 from shared.sockets import Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(Struct, frozen=True, gc=False):
     """What is passed on untouched from the front's request to the replica's item."""
 
     frames: Sequence[Buffer]

@@ -144,11 +144,13 @@ class ModelConfig(_Section):
     required: bool = True
     """Whether `/readyz` waits for this model, and whether anything starts while its files are broken."""
     max_batch_size: int = Field(32, ge=1, le=65536)
-    """Most requests in one batch."""
+    """Most requests in one batch; with continuous batching, most that run at once."""
     max_batch_cost: int = Field(0, ge=0, le=10**12)
-    """Most padded units (tokens, for text) in one batch: longest item times number of items. 0: the runtime's."""
+    """Most padded units (tokens, for text) in one batch: longest item times number of items. 0: the runtime's. Without
+    effect on continuous batching, which `options.cache_tokens` bounds for text generation."""
     max_wait_ms: float = Field(0.0, ge=0, le=_DAY_S * 1000)
-    """How long an idle replica waits for more requests before it starts a batch that is not full."""
+    """How long an idle replica waits for more requests before it starts a batch that is not full. With continuous
+    batching none waits."""
     queue_size_max: int = Field(1024, ge=1, le=10_000_000)
     """Requests that may wait for this model; one more is refused with 429."""
     queue_bytes_max: int = Field(256 * 2**20, ge=1024, le=10**12)

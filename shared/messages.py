@@ -1,14 +1,16 @@
-"""Every message of the wire protocol as a frozen record, and nothing about how it is encoded.
+"""Every message of the wire protocol as a record, and what each of its fields allows.
 
-Owns the vocabulary of `PROTOCOL.md`: the fields, their order (the wire order), their units and their defaults. A
-field may be added at the end, with a default, without a new `WIRE_VERSION`; anything else needs one.
+Owns the vocabulary of `PROTOCOL.md`: the fields, their order (the wire order), their units, limits and defaults. A
+field may be added at the end, with a default, without a new `WIRE_VERSION`; anything else needs one. Refuses to know
+frames: `wire.py` encodes and decodes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NewType
+from typing import TYPE_CHECKING, Annotated, Any, Final, NewType, TypeVar
+
+from msgspec import Meta, Struct, field
 
 from shared.errors import Code
 
@@ -18,10 +20,72 @@ FRAME_BYTES_MAX = 2**30
 """Largest frame, and largest value in total. A peer that announces a larger frame is disconnected, so the limit has to
 lie above every configured body and result; it bounds what one message can make a process allocate."""
 
+# A front may wait for 16,384 answers; all of them may be refused in one turn of the broker's loop.
+RECORDS_MAX: Final = 2**16
+# A value has one frame, and one more for each 64 KiB at least; see `values.py` and FRAME_BYTES_MAX.
+FRAMES_MAX: Final = 2**14 + 1
+# Names, versions, ids of other systems: nothing that a person reads in one line is longer.
+NAME_CHARS_MAX: Final = 256
+# Causes and error texts. The encoder cuts longer ones: a report of a failure must not fail on its length.
+TEXT_CHARS_MAX: Final = 4096
+# `batch_key` is a digest or a few canonical parameters.
+KEY_BYTES_MAX: Final = 256
+ID_BYTES: Final = 16
+# Entries of one map, and levels of maps and arrays in a free-form one.
+MAP_ENTRIES_MAX: Final = 4096
+MAP_DEPTH_MAX: Final = 8
+INT_MAX: Final = 2**63 - 1
+INT32_MAX: Final = 2**31 - 1
+FLOAT_MAX: Final = 1.7976931348623157e308
+
 RequestId = NewType("RequestId", bytes)
 """16 bytes, unique for ever: 8 random bytes of the front's connection, 8 bytes of counter."""
 SlotName = NewType("SlotName", str)
 """The stable name of one place on one device, such as `qa/0`."""
+
+Item = TypeVar("Item")
+
+Id = Annotated[RequestId, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+Key = Annotated[bytes, Meta(max_length=KEY_BYTES_MAX)]
+Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
+Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+Count = Annotated[int, Meta(ge=0, le=INT_MAX)]
+# Milliseconds end at what a C poll timeout can hold.
+Count32 = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+Signed32 = Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)]
+FrameCount = Annotated[int, Meta(ge=0, le=FRAMES_MAX)]
+# NaN and infinity are refused: one of them would stay in every sum for ever.
+Finite = Annotated[float, Meta(ge=-FLOAT_MAX, le=FLOAT_MAX)]
+Several = Annotated[tuple[Item, ...], Meta(max_length=RECORDS_MAX)]
+Counts = Annotated[dict[Name, Count], Meta(max_length=MAP_ENTRIES_MAX)]
+
+if TYPE_CHECKING:
+    Map = dict[str, object]
+else:
+
+    def _map_of(levels: int) -> Any:
+        """A free-form map: each level is a type of its own, so that the decoder itself ends the nesting."""
+        value = bool | int | float | str | None
+        if levels > 1:
+            inner = _map_of(levels - 1)
+            value = value | inner | Annotated[list[inner.__origin__.__args__[1]], Meta(max_length=RECORDS_MAX)]
+        return Annotated[dict[str, value], Meta(max_length=MAP_ENTRIES_MAX)]
+
+    Map = _map_of(MAP_DEPTH_MAX)
+
+
+class Record(Struct, frozen=True, array_like=True, gc=False):
+    """What one message, or one part of it, says: on the wire, the array of its fields in order."""
+
+    def by_name(self) -> dict[str, Any]:
+        """For people and JSON: the fields of this record, and of those in it, under their names."""
+        return {name: _by_name(getattr(self, name)) for name in self.__struct_fields__}
+
+
+def _by_name(value: object) -> Any:
+    if isinstance(value, tuple):
+        return [_by_name(item) for item in value]
+    return value.by_name() if isinstance(value, Record) else value
 
 
 class Kind(IntEnum):
@@ -60,330 +124,306 @@ class Phase(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(Record, frozen=True):
     """Where a request's time went, in milliseconds; 0.0 where a stage was not reached."""
 
-    queue_ms: float = 0.0
-    prepare_ms: float = 0.0
-    forward_ms: float = 0.0
-    finish_ms: float = 0.0
-    batch_size: int = 0
+    queue_ms: Finite = 0.0
+    prepare_ms: Finite = 0.0
+    forward_ms: Finite = 0.0
+    finish_ms: Finite = 0.0
+    batch_size: Count = 0
 
 
 # --- front -> broker ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FrontHello:
+class FrontHello(Record, frozen=True):
     """A front's first message on a connection, and again after every `Welcome` with a new epoch."""
 
-    front: str
-    pid: int
-    version: str
+    front: Name
+    pid: Count32
+    version: Name
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeader:
+class RequestHeader(Record, frozen=True):
     """One request of a `Submit`; its payload is the next `frame_count` frames of that message."""
 
-    id: RequestId
-    model: str
-    operation: str
-    batch_key: bytes
-    cost_hint: int
-    remaining_ms: int
-    priority: int
+    id: Id
+    model: Name
+    operation: Name
+    batch_key: Key
+    cost_hint: Count
+    remaining_ms: Signed32
+    priority: Signed32
     stream: bool
     retryable: bool
-    frame_count: int
-    request_id: str = ""
-    traceparent: str = ""
+    frame_count: FrameCount
+    request_id: Name = ""
+    traceparent: Name = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    requests: tuple[RequestHeader, ...]
+class Submit(Record, frozen=True):
+    requests: Several[RequestHeader]
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    ids: tuple[RequestId, ...]
+class Cancel(Record, frozen=True):
+    ids: Several[Id]
 
 
-@dataclass(frozen=True, slots=True)
-class FrontPulse:
+class FrontPulse(Record, frozen=True):
     """Sent every second: the front is alive and waits for `pending` answers. The last one says that it is."""
 
-    pending: int
+    pending: Count
     leaving: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Inspect:
+class Inspect(Record, frozen=True):
     """Asks for one `Snapshot` with the same token."""
 
-    token: int
+    token: Count
 
 
 # --- broker -> front ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ModelState:
+class ModelState(Record, frozen=True):
     """One model as the broker sees it; what readiness, routing and 404 texts are made from."""
 
-    name: str
-    task: str
-    state: str
-    reason: str
+    name: Name
+    task: Name
+    state: Name
+    reason: Text
     required: bool
-    replicas_ready: int
-    replicas_total: int
-    queued: int
+    replicas_ready: Count
+    replicas_total: Count
+    queued: Count
     mixes_parameters: bool = False
     was_ready: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Record, frozen=True):
     """The answer to `FrontHello`. A new `epoch` means that the model server is a new one and knows no request."""
 
-    epoch: str
-    version: str
-    models: tuple[ModelState, ...]
+    epoch: Name
+    version: Name
+    models: Several[ModelState]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyHeader:
+class ReplyHeader(Record, frozen=True):
     """The one final answer to a request; with code `ok` its value is the next `frame_count` frames."""
 
-    id: RequestId
+    id: Id
     code: Code
-    frame_count: int
-    attempt: int = 0
-    slot: str = ""
-    incarnation: int = 0
-    cost: int = 0
+    frame_count: FrameCount
+    attempt: Count = 0
+    slot: Name = ""
+    incarnation: Count = 0
+    cost: Count = 0
     timings: Timings = field(default_factory=Timings)
-    message: str = ""
-    detail: dict[str, object] = field(default_factory=dict)
-    retry_after_ms: int = 0
+    message: Text = ""
+    detail: Map = field(default_factory=dict)
+    retry_after_ms: Count32 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    replies: tuple[ReplyHeader, ...]
+class Reply(Record, frozen=True):
+    replies: Several[ReplyHeader]
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkHeader:
+class ChunkHeader(Record, frozen=True):
     """One piece of a streamed answer, in order from index 0; the final `Reply` ends the stream."""
 
-    id: RequestId
-    attempt: int
-    index: int
-    frame_count: int
+    id: Id
+    attempt: Count
+    index: Count
+    frame_count: FrameCount
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    chunks: tuple[ChunkHeader, ...]
+class Chunk(Record, frozen=True):
+    chunks: Several[ChunkHeader]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerPulse:
+class ServerPulse(Record, frozen=True):
     """Sent to every front each second and at once when a model's state changes."""
 
-    epoch: str
+    epoch: Name
     draining: bool
-    models: tuple[ModelState, ...]
+    models: Several[ModelState]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotState:
+class SlotState(Record, frozen=True):
     """One row of `headwaiter status`: the plan beside what was observed."""
 
-    slot: str
-    model: str
-    device: str
-    pid: int
-    incarnation: int
-    state: str
-    reason: str
-    loads: int
-    restarts: int
-    memory_bytes: int
-    batches: int
-    requests: int
-    held: int
-    progress: float
-    heard_ms_ago: int
-    choices: dict[str, object] = field(default_factory=dict)
+    slot: Name
+    model: Name
+    device: Name
+    pid: Count32
+    incarnation: Count
+    state: Name
+    reason: Text
+    loads: Count
+    restarts: Count
+    memory_bytes: Count
+    batches: Count
+    requests: Count
+    held: Count
+    progress: Finite
+    heard_ms_ago: Annotated[int, Meta(ge=-1, le=INT_MAX)]
+    choices: Map = field(default_factory=dict)
+    steps: Count = 0
+    step_items: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCounters:
+class ModelCounters(Record, frozen=True):
     """Totals of one model since this model server started; counters only ever grow."""
 
-    model: str
-    admitted: int
-    ended: dict[str, int]
-    rejected: dict[str, int]
-    retried: int
-    batches: int
-    batch_size_sum: int
-    batch_size_buckets: dict[str, int]
-    queue_s_sum: float
-    queue_s_buckets: dict[str, int]
-    forward_s_sum: float
-    forward_s_buckets: dict[str, int]
-    restarts: dict[str, int]
+    model: Name
+    admitted: Count
+    ended: Counts
+    rejected: Counts
+    retried: Count
+    batches: Count
+    batch_size_sum: Count
+    batch_size_buckets: Counts
+    queue_s_sum: Finite
+    queue_s_buckets: Counts
+    forward_s_sum: Finite
+    forward_s_buckets: Counts
+    restarts: Counts
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Record, frozen=True):
     """Everything an operator can see, answered to `Inspect`."""
 
-    token: int
-    epoch: str
-    pid: int
-    version: str
-    uptime_s: float
+    token: Count
+    epoch: Name
+    pid: Count32
+    version: Name
+    uptime_s: Finite
     draining: bool
-    models: tuple[ModelState, ...]
-    slots: tuple[SlotState, ...]
-    counters: tuple[ModelCounters, ...]
-    fronts: int
-    malformed: int
+    models: Several[ModelState]
+    slots: Several[SlotState]
+    counters: Several[ModelCounters]
+    fronts: Count
+    malformed: Count
 
 
 # --- model process -> broker -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaHello:
+class ReplicaHello(Record, frozen=True):
     """A model process's first message; `incarnation` fences everything that an earlier process of the slot said."""
 
-    slot: str
-    incarnation: int
-    pid: int
-    version: str
+    slot: Name
+    incarnation: Count
+    pid: Count32
+    version: Name
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Record, frozen=True):
     """A change of phase, or progress within one.
 
     `progress` runs from 0.0 to 1.0 where it is known, else -1.0. With phase `failed`, `detail` is the cause in one
     line and `permanent` says that a new start cannot help. With phase `ready`, `mixes_parameters` tells the broker
     that requests with different parameters may share a batch, `max_batch_cost` and `max_batch_size` are the
     measured limits (0: as configured), and `choices` is what the runtime decided (dtype, padding, task), for
-    `status`.
+    `status`. With a `concurrency` above 0 the replica takes items one by one, as they arrive, and holds up to so many.
     """
 
-    slot: str
-    incarnation: int
+    slot: Name
+    incarnation: Count
     phase: Phase
-    progress: float = -1.0
-    detail: str = ""
+    progress: Finite = -1.0
+    detail: Text = ""
     permanent: bool = False
     mixes_parameters: bool = False
-    max_batch_cost: int = 0
-    max_batch_size: int = 0
-    choices: dict[str, object] = field(default_factory=dict)
+    max_batch_cost: Count = 0
+    max_batch_size: Count = 0
+    choices: Map = field(default_factory=dict)
+    concurrency: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ItemResult:
+class ItemResult(Record, frozen=True):
     """How one item of a batch ended; with code `ok` its value is the next `frame_count` frames."""
 
-    id: RequestId
-    attempt: int
+    id: Id
+    attempt: Count
     code: Code
-    frame_count: int
-    cost: int = 0
-    prepare_ms: float = 0.0
-    forward_ms: float = 0.0
-    finish_ms: float = 0.0
-    batch_size: int = 0
-    message: str = ""
-    detail: dict[str, object] = field(default_factory=dict)
+    frame_count: FrameCount
+    cost: Count = 0
+    prepare_ms: Finite = 0.0
+    forward_ms: Finite = 0.0
+    finish_ms: Finite = 0.0
+    batch_size: Count = 0
+    message: Text = ""
+    detail: Map = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Record, frozen=True):
     """Items that ended, in any order; a batch's credit comes back with its last item."""
 
-    slot: str
-    incarnation: int
-    results: tuple[ItemResult, ...]
+    slot: Name
+    incarnation: Count
+    results: Several[ItemResult]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaChunk:
+class ReplicaChunk(Record, frozen=True):
     """Pieces of streamed answers: one message for all sequences of a decode step."""
 
-    slot: str
-    incarnation: int
-    chunks: tuple[ChunkHeader, ...]
+    slot: Name
+    incarnation: Count
+    chunks: Several[ChunkHeader]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaPulse:
+class ReplicaPulse(Record, frozen=True):
     """Sent every second by the I/O thread, whatever the main thread does.
 
     `progress_count` grows with each finished forward step; `running_ms` is how long the present one has been
-    running, 0 when idle.
+    running, 0 when idle. `step_items` are the items of all steps of continuous batches: for text, about the tokens.
     """
 
-    slot: str
-    incarnation: int
-    progress_count: int
-    running_ms: int
-    memory_bytes: int
+    slot: Name
+    incarnation: Count
+    progress_count: Count
+    running_ms: Count
+    memory_bytes: Count
+    step_items: Count = 0
 
 
 # --- broker -> model process -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BatchItem:
+class BatchItem(Record, frozen=True):
     """One request of a `Batch`; its payload is the next `frame_count` frames."""
 
-    id: RequestId
-    attempt: int
-    operation: str
-    remaining_ms: int
+    id: Id
+    attempt: Count
+    operation: Name
+    remaining_ms: Signed32
     stream: bool
-    frame_count: int
-    request_id: str = ""
-    traceparent: str = ""
+    frame_count: FrameCount
+    request_id: Name = ""
+    traceparent: Name = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Record, frozen=True):
     """Work for one replica; `alone` forbids sharing a forward with any other item."""
 
-    batch: int
+    batch: Count
     alone: bool
-    items: tuple[BatchItem, ...]
+    items: Several[BatchItem]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaCancel:
-    ids: tuple[RequestId, ...]
+class ReplicaCancel(Record, frozen=True):
+    ids: Several[Id]
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Record, frozen=True):
     """Finish what was sent; nothing new will come."""
 
-    grace_ms: int
+    grace_ms: Count32
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Record, frozen=True):
     """Exit now, with code 0."""
 
 

@@ -42,6 +42,9 @@ LINGER_MS = 1000
 # also pyzmq's own threshold.
 ZERO_COPY_BYTES_MIN = 64 * 1024
 
+# Plain numbers: combining flags of an enumeration for each frame costs as much as sending it.
+_NOBLOCK = int(zmq.NOBLOCK)
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 # The process that first used each context; see `_claim`.
 _owner_pids: weakref.WeakKeyDictionary[zmq.Context[Any], int] = weakref.WeakKeyDictionary()
 
@@ -263,7 +266,7 @@ def send(socket: zmq.Socket[bytes], parts: Sequence[Buffer]) -> bool:
     last = len(parts) - 1
     try:
         for position, part in enumerate(parts):
-            flags = zmq.NOBLOCK if position == last else zmq.NOBLOCK | zmq.SNDMORE
+            flags = _NOBLOCK if position == last else _NOBLOCK_MORE
             if isinstance(part, zmq.Frame):
                 # Received from another socket: relayed by reference, whatever its size.
                 socket.send(part, flags, copy=False)
@@ -284,9 +287,13 @@ def receive(socket: zmq.Socket[bytes]) -> list[Buffer] | None:
     The frames own their memory; what is made from them (views, arrays) keeps it alive.
     """
     try:
-        frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        frame = socket.recv(_NOBLOCK, copy=False)
     except zmq.Again:
         return None
+    frames = [frame]
+    while frame.more:
+        frame = socket.recv(_NOBLOCK, copy=False)
+        frames.append(frame)
     # A `zmq.Frame` is a buffer, which pyzmq's annotations do not say.
     return cast(list[Buffer], frames)
 

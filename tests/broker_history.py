@@ -136,6 +136,7 @@ class History:
         mixes_parameters: bool = False,
         max_batch_size: int = 0,
         max_batch_cost: int = 0,
+        concurrency: int = 0,
     ) -> list[Effect]:
         """The slot's present incarnation starts, connects, loads and is READY."""
         incarnation = self.broker.keeper.slots[slot].incarnation
@@ -151,6 +152,7 @@ class History:
                     mixes_parameters=mixes_parameters,
                     max_batch_size=max_batch_size,
                     max_batch_cost=max_batch_cost,
+                    concurrency=concurrency,
                 )
             ),
         ]

@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from model_worker.runtimes.base import Model
+from model_worker.runtimes.base import Model, Progress
 from shared.errors import InvalidInput, LoadError
 
 GIVE_UP_S = 60.0
@@ -328,3 +328,70 @@ class Quiet(Model):
 
     def forward(self, items: Sequence[Any]) -> Sequence[Any]:
         return items
+
+
+class Counting(Quiet):
+    """Batches continuously: counts each item, a dict, up to its `to`, one number a step.
+
+    With `error`, a step raises an error of that text once the item has got to `raise_at` and at least `raise_from`
+    items run. `wait_at` makes the step that gets there wait for the file `release`. With `piece_bytes` the pieces are
+    texts of that size.
+    """
+
+    continuous_batching = True
+
+    def __init__(self, journal: str = "", room: int = 0, examples: Sequence[Any] = (), step_s: float = 0.0) -> None:
+        super().__init__(journal)
+        self.step_s = step_s
+        self.journal = Path(journal) if journal else None
+        self.room = room
+        self.example_inputs = examples
+        self.running: dict[int, tuple[dict[str, Any], list[int]]] = {}
+
+    def note(self, event: str, **fields: object) -> None:
+        if self.journal is not None:
+            with self.journal.open("a") as stream:
+                stream.write(json.dumps({"event": event, **fields}) + "\n")
+
+    def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        return [(inputs, {}) for inputs in self.example_inputs]
+
+    def prepare(self, inputs: Any, parameters: dict[str, Any]) -> Any:
+        return dict(inputs)
+
+    def can_join(self, item: Any) -> bool:
+        return not self.room or len(self.running) < self.room
+
+    def join(self, item: Any) -> None:
+        if item.get("join") == "raise":
+            raise ValueError("not this one")
+        self.running[id(item)] = (item, [])
+
+    def leave(self, item: Any) -> None:
+        self.note("left", name=item.get("name"), count=len(self.running[id(item)][1]))
+        del self.running[id(item)]
+
+    def step(self) -> Sequence[Progress]:
+        time.sleep(self.step_s)
+        self.note("stepped", names=[item.get("name") for item, _ in self.running.values()])
+        return [self._count(item, numbers) for item, numbers in list(self.running.values())]
+
+    def _count(self, item: dict[str, Any], numbers: list[int]) -> Progress:
+        numbers.append(len(numbers) + 1)
+        if len(numbers) == item.get("wait_at"):
+            wait_for_file(item["release"])
+        if "error" in item and len(numbers) >= item.get("raise_at", 1) and len(self.running) >= item["raise_from"]:
+            raise RuntimeError(item["error"])
+        piece = "x" * item["piece_bytes"] if "piece_bytes" in item else len(numbers)
+        if len(numbers) < item["to"]:
+            return Progress(item, piece)
+        del self.running[id(item)]
+        output = ValueError("it ends badly") if item.get("ends") == "badly" else {"numbers": numbers}
+        return Progress(item, piece, ended=True, output=output)
+
+
+class Confused(Counting):
+    """Tells of items that nobody gave it."""
+
+    def step(self) -> Sequence[Progress]:
+        return [Progress("whatever", ended=True)]

@@ -1,13 +1,12 @@
-"""Hypothesis strategies for every record of the wire protocol, made from its annotations and the codec's own rules."""
+"""Hypothesis strategies for every record of the wire protocol, made from its annotations."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from hypothesis import strategies as st
+from msgspec import inspect
 
-from shared import wire
 from shared.messages import KINDS
 
 PLAIN_MAPS = st.recursive(
@@ -20,8 +19,14 @@ FRAMES = st.lists(st.binary(max_size=8), max_size=3)
 
 def records(record: type) -> st.SearchStrategy[Any]:
     """Records that the protocol allows; the sequences of `frame_count` are small."""
-    hints = get_type_hints(record)
-    return st.builds(record, **{rule.name: _field(rule, hints[rule.name]) for rule in wire.rules(record)})
+    return st.builds(record, **{field.name: _field(field.name, field.type) for field in record_fields(record)})
+
+
+def record_fields(record: type) -> tuple[inspect.Field, ...]:
+    """The fields of a record class in wire order, each with what its annotation allows."""
+    info = inspect.type_info(record)
+    assert isinstance(info, inspect.StructType)
+    return info.fields
 
 
 def messages() -> st.SearchStrategy[Any]:
@@ -37,40 +42,38 @@ def _with_frames(message: Any) -> st.SearchStrategy[Any]:
 def frame_count(message: Any) -> int:
     """How many frames the records of `message` announce."""
     total = 0
-    for field in dataclasses.fields(message):
-        value = getattr(message, field.name)
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
         if isinstance(value, tuple):
             total += sum(getattr(record, "frame_count", 0) for record in value)
     return total
 
 
-def _field(rule: wire.Rule, hint: Any) -> st.SearchStrategy[Any]:
-    low, high = rule.lengths or (0, 0)
+def _field(name: str, allowed: inspect.Type) -> st.SearchStrategy[Any]:
     text = st.text(st.characters(codec="utf-8"), max_size=12)
-    if rule.name == "frame_count":
+    if name == "frame_count":
         return st.integers(0, 3)
-    match rule.kind:
-        case "id":
-            return st.binary(min_size=low, max_size=high)
-        case "bytes":
+    match allowed:
+        case inspect.BytesType(min_length=None):
             return st.binary(max_size=12)
-        case "str" | "text":
+        case inspect.BytesType(min_length=low, max_length=high):
+            return st.binary(min_size=low or 0, max_size=high)
+        case inspect.StrType():
             return text
-        case "bool":
+        case inspect.BoolType():
             return st.booleans()
-        case "int":
-            assert rule.range
-            return st.integers(int(rule.range[0]), int(rule.range[1]))
-        case "float":
+        case inspect.IntType(ge=low, le=high):
+            return st.integers(low, high)
+        case inspect.FloatType():
             return st.floats(allow_nan=False, allow_infinity=False)
-        case "map":
+        case inspect.DictType(value_type=inspect.UnionType()):
             return st.dictionaries(text, PLAIN_MAPS, max_size=3)
-        case "map of int":
-            return st.dictionaries(text, st.integers(0, 2**63 - 1), max_size=3)
-        case "Code" | "Phase":
-            return st.sampled_from(hint)
-        case "array of id":
-            return st.lists(st.binary(min_size=16, max_size=16), max_size=3).map(tuple)
-    if get_origin(hint) is tuple:
-        return st.lists(records(get_args(hint)[0]), max_size=2).map(tuple)
-    return records(hint)
+        case inspect.DictType(value_type=value):
+            return st.dictionaries(text, _field("", value), max_size=3)
+        case inspect.EnumType(cls=members):
+            return st.sampled_from(members)
+        case inspect.VarTupleType(item_type=item):
+            return st.lists(_field("", item), max_size=2).map(tuple)
+        case inspect.StructType(cls=record):
+            return records(record)
+    raise AssertionError(f"no strategy for {name}: {allowed}")

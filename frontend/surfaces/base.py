@@ -14,7 +14,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -22,11 +21,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from frontend import guards
+from frontend.direct import send_whole, watched_connection
 from frontend.guards import ClientGone, Headers
 from frontend.pending import Answer
 from frontend.responses import (
     CLIENT_CLOSED_REQUEST,
     EVENT_STREAM_HEADERS,
+    KEEP_ALIVE,
     HeaderList,
     error_headers,
     send_response,
@@ -42,13 +43,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("frontend")
 
-# Most answers come sooner than this, and need no task that listens for a disconnect. With it, a client that leaves is
-# noticed after this long at the latest.
+# Where a connection cannot be watched, a task listens to it. Most answers come sooner than this, and need none; a
+# client that leaves is noticed after this long at the latest.
 WATCH_AFTER_S = 0.05
 # A client that is still sending a body that was refused reads the response only afterwards. So the rest is read and
 # thrown away, up to these bounds; beyond, the connection is simply closed.
 LINGER_S = 5.0
 LINGER_BYTES_MAX = 256 * 2**20
+# A stream that is silent for longer shows that it is alive: proxies and clients give up a connection after 30 to 60 s
+# of silence. A stream that does not begin within this time gets its status, 200, before it is known how it ends.
+KEEP_ALIVE_S = 15.0
 
 
 class Abandonable(Protocol):
@@ -131,18 +135,24 @@ class Exchange:
         """Asks the chosen model for a streamed answer and sends it as events; the last one says how it ended.
 
         Raises:
-            RequestError: the answer ended before its first piece, so it can still be refused with a status.
+            RequestError: the answer ended before its first piece, and soon enough to be refused with a status.
             ClientGone: nobody reads it any more; the model server knows.
         """
         call = self.services.client.submit_stream(self.model, inputs, parameters, **self._options())
         status = 200
         with DisconnectWatch(self._receive, call) as watch:
             try:
-                await call.started()
+                await call.arrived(KEEP_ALIVE_S)
+                call.raise_if_broken()
                 await self._start_events()
-                async with aclosing(call.values()) as values:
-                    async for value in values:
-                        await self._send_part(events.piece(value))
+                while not call.is_over:
+                    if await call.arrived(KEEP_ALIVE_S):
+                        call.raise_if_broken()
+                        # Those that a slow reader finds waiting go in one write.
+                        if pieces := call.take():
+                            await self._send_part(b"".join(map(events.piece, pieces)))
+                    else:
+                        await self._send_part(KEEP_ALIVE)
                 await self._send_part(events.end(call.final_answer()))
             except RequestError as error:
                 watch.raise_if_gone()
@@ -165,14 +175,16 @@ class Exchange:
         self.response_started = True
         headers.append((b"x-request-id", self.request_id.encode()))
         if self.body_complete or status == CLIENT_CLOSED_REQUEST:
-            await send_response(self._send, status, headers, body)
+            headers.append((b"content-length", b"%d" % len(body)))
+            if not send_whole(self._send, status, headers, body):
+                await send_response(self._send, status, headers, body)
         else:
             await self._respond_and_linger(status, headers, body)
         return status
 
     async def _respond_and_linger(self, status: int, headers: HeaderList, body: bytes) -> None:
         # The rest of the body may still be on its way, for good; the connection is of no more use.
-        headers.append((b"connection", b"close"))
+        headers += [(b"connection", b"close"), (b"content-length", b"%d" % len(body))]
         await send_response(self._send, status, headers, body, more_body=True)
         if b"expect" not in self.headers:
             # (A client that asked first, by `Expect: 100-continue`, has not begun to send.)
@@ -218,17 +230,25 @@ class DisconnectWatch:
     def __init__(self, receive: Receive, call: Abandonable) -> None:
         self._receive = receive
         self._call = call
+        self._connection = watched_connection(receive)
+        self._start_handle: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.gone = False
 
     def __enter__(self) -> Self:
-        self._start_handle = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
+        if self._connection is not None:
+            self._connection.watch(self._client_gone)
+        else:
+            self._start_handle = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._start_handle.cancel()
+        if self._connection is not None:
+            self._connection.unwatch()
+        if self._start_handle is not None:
+            self._start_handle.cancel()
         if self._task is not None:
             self._task.cancel()
 
@@ -243,6 +263,9 @@ class DisconnectWatch:
         # The whole body was read, so the next thing a server has to say is that the client is gone.
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._client_gone()
+
+    def _client_gone(self) -> None:
         self.gone = True
         self._call.abandon()
 

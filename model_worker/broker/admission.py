@@ -68,8 +68,7 @@ def _over_limits(model: Model, event: RequestArrived) -> Refusal | None:
             f"raise queue_bytes_max ({settings.queue_bytes_max})",
         )
     # What idle replicas can take at once does not wait; they have work already unless the queue is nearly empty.
-    room = settings.queue_size_max + len(model.idle) * max(1, settings.max_batch_size)
-    if model.waiting_count >= room:
+    if model.waiting_count >= settings.queue_size_max + model.free_capacity:
         return Refusal(
             Code.OVERLOADED,
             f"{model.waiting_count} requests wait for model {model.name!r}: its queue is full",

@@ -3,7 +3,8 @@
 Owns the rule of credit: who may get work, when a batch that is not full yet waits, and what becomes of a replica's
 batches when the last item is reported. Refuses to order requests; that is the backlog's.
 
-The order is strict: while the most urgent request is held back for company (`max_wait_s`), so are those behind it.
+The order is strict: while the most urgent request is held back for company (`max_wait_s`), so are those behind it, and
+so they are while it waits for a replica of its own, because it must run alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Dispatcher:
 
     def dispatch(self, model: Model, now_s: float, *, may_hold: bool) -> None:
         """Gives out everything that credit allows. With `may_hold`, small batches wait for `max_wait_s`."""
+        if model.joinable:
+            self._dispatch_singly(model, now_s)
         backlog = model.backlog
         while (head := backlog.head) is not None:
             replica = next(iter(model.idle.values()), None)
@@ -48,12 +51,41 @@ class Dispatcher:
                 model.pace.observe_full_batch(len(requests))
             self._send(model, replica, requests, now_s)
 
+    def _dispatch_singly(self, model: Model, now_s: float) -> None:
+        """Has requests join replicas that batch continuously, the most urgent first, until one of them cannot."""
+        joined: dict[Replica, list[Request]] = {}
+        while (head := model.backlog.head) is not None:
+            replica = model.roomiest(alone=head.alone)
+            if replica is None:
+                break
+            model.backlog.remove(head)
+            self._join(model, replica, head, now_s)
+            joined.setdefault(replica, []).append(head)
+        for replica, requests in joined.items():
+            self._order(replica, self._next_number(), requests)
+
+    def _join(self, model: Model, replica: Replica, request: Request, now_s: float) -> None:
+        batch = replica.running
+        if batch is None:
+            batch = replica.running = Batch(self._next_number(), request.alone, size=0, open={}, started_s=now_s)
+            self._start(replica, batch, now_s)
+            self._keeper.arm(self._keeper.slots[replica.slot], now_s)
+        batch.size += 1
+        batch.open[request.id] = request
+        self._ledger.assign([request], batch, replica, RequestState.RUNNING, now_s)
+        model.note_credit(replica)
+
     def return_credit(self, model: Model, replica: Replica, batch: Batch, now_s: float) -> None:
-        """The replica has reported the batch's last item; the prefetched batch, if there is one, runs now."""
+        """The replica has reported an item. With the batch's last one, the prefetched batch, if there is one, runs."""
+        if batch.open:
+            if replica.concurrency:
+                model.note_credit(replica)
+            return
         if batch is replica.prefetched:
             replica.prefetched = None
         else:
-            model.pace.observe_batch(now_s - batch.started_s)
+            if not replica.concurrency:
+                model.pace.observe_batch(now_s - batch.started_s)
             replica.running, replica.prefetched = replica.prefetched, None
             if replica.running is not None:
                 self._start(replica, replica.running, now_s)
@@ -62,9 +94,8 @@ class Dispatcher:
         self._keeper.arm(self._keeper.slots[replica.slot], now_s)
 
     def _send(self, model: Model, replica: Replica, requests: list[Request], now_s: float) -> None:
-        self._batch_number += 1
         batch = Batch(
-            number=self._batch_number,
+            number=self._next_number(),
             alone=requests[0].alone,
             size=len(requests),
             open={request.id: request for request in requests},
@@ -73,21 +104,27 @@ class Dispatcher:
         if replica.running is None:
             replica.running = batch
             self._start(replica, batch, now_s)
-            self._ledger.assign(batch, replica, RequestState.RUNNING)
+            self._ledger.assign(requests, batch, replica, RequestState.RUNNING, now_s)
         else:
             replica.prefetched = batch
-            self._ledger.assign(batch, replica, RequestState.PREFETCHED)
+            self._ledger.assign(requests, batch, replica, RequestState.PREFETCHED, now_s)
         model.note_credit(replica)
         model.tally.batches += 1
         model.tally.batch_size.observe(batch.size)
-        slot = self._keeper.slots[replica.slot]
-        slot.batches += 1
-        self._keeper.arm(slot, now_s)
+        self._keeper.arm(self._keeper.slots[replica.slot], now_s)
+        self._order(replica, batch.number, requests)
+
+    def _order(self, replica: Replica, number: int, requests: list[Request]) -> None:
+        self._keeper.slots[replica.slot].batches += 1
         entries = tuple(
             BatchEntry(request.id, request.attempt, request.operation, request.deadline_s, request.stream)
             for request in requests
         )
-        self._effects.append(SendBatch(replica.slot, replica.incarnation, batch.number, batch.alone, entries))
+        self._effects.append(SendBatch(replica.slot, replica.incarnation, number, requests[0].alone, entries))
+
+    def _next_number(self) -> int:
+        self._batch_number += 1
+        return self._batch_number
 
     @staticmethod
     def _start(replica: Replica, batch: Batch, now_s: float) -> None:

@@ -6,8 +6,9 @@ absolute seconds on the shell's monotonic clock; the core never asks for one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NewType
+
+from msgspec import Struct, field
 
 from shared.errors import Code
 from shared.messages import Phase, RequestId, SlotName
@@ -16,26 +17,26 @@ FrontId = NewType("FrontId", bytes)
 """A front's ZeroMQ routing id; fresh for every connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class FrontJoined:
+class Fact(Struct, frozen=True, gc=False):
+    """Made several times for each request, so it is cheap: never part of a cycle, and unknown to the collector."""
+
+
+class FrontJoined(Fact, frozen=True):
     front: FrontId
 
 
-@dataclass(frozen=True, slots=True)
-class FrontPulsed:
+class FrontPulsed(Fact, frozen=True):
     front: FrontId
 
 
-@dataclass(frozen=True, slots=True)
-class FrontLeft:
+class FrontLeft(Fact, frozen=True):
     """The front cannot be reached any more, or said that it leaves (silence is noticed by the core itself)."""
 
     front: FrontId
     reason: str = "unreachable"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
+class RequestArrived(Fact, frozen=True):
     front: FrontId
     id: RequestId
     model: str
@@ -53,34 +54,29 @@ class RequestArrived:
     """What its sender calls it; for logs."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCancelled:
+class RequestCancelled(Fact, frozen=True):
     front: FrontId
     id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaSpawned:
+class ReplicaSpawned(Fact, frozen=True):
     slot: SlotName
     incarnation: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
+class SpawnFailed(Fact, frozen=True):
     slot: SlotName
     incarnation: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaConnected:
+class ReplicaConnected(Fact, frozen=True):
     slot: SlotName
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaPhaseChanged:
+class ReplicaPhaseChanged(Fact, frozen=True):
     """A `State` message: a new phase, or progress within one; the fields are those of the message."""
 
     slot: SlotName
@@ -93,19 +89,19 @@ class ReplicaPhaseChanged:
     max_batch_cost: int = 0
     max_batch_size: int = 0
     choices: dict[str, object] = field(default_factory=dict)
+    concurrency: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaPulsed:
+class ReplicaPulsed(Fact, frozen=True):
     slot: SlotName
     incarnation: int
     progress_count: int
     running_s: float
     memory_bytes: int
+    step_items: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ItemFinished:
+class ItemFinished(Fact, frozen=True):
     slot: SlotName
     incarnation: int
     id: RequestId
@@ -120,16 +116,14 @@ class ItemFinished:
     detail: dict[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkArrived:
+class ChunkArrived(Fact, frozen=True):
     slot: SlotName
     incarnation: int
     id: RequestId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaExited:
+class ReplicaExited(Fact, frozen=True):
     """The process is gone; negative codes are signals, as in `multiprocessing`."""
 
     slot: SlotName
@@ -137,21 +131,18 @@ class ReplicaExited:
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True)
-class PoisonDigested:
+class PoisonDigested(Fact, frozen=True):
     """The digest that `DigestPoison` asked for."""
 
     model: str
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DrainRequested:
+class DrainRequested(Fact, frozen=True):
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimePassed(Fact, frozen=True):
     """Nothing happened, but `wake_at_s` was reached."""
 
 

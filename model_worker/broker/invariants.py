@@ -70,6 +70,7 @@ def _validate_slot(broker: Broker, slot: Slot) -> None:
     if replica is None:
         assert slot.name not in model.idle, f"{slot.name} is vacant and has credit"
         assert slot.name not in model.prefetchable, f"{slot.name} is vacant and has credit"
+        assert slot.name not in model.joinable, f"{slot.name} is vacant and has credit"
         return
     assert replica.slot == slot.name, f"{slot.name} holds a replica of {replica.slot}"
     assert replica.incarnation == slot.incarnation, f"{slot.name} holds incarnation {replica.incarnation}"
@@ -79,17 +80,20 @@ def _validate_slot(broker: Broker, slot: Slot) -> None:
 def _validate_replica(broker: Broker, slot: Slot, replica: Replica, now_s: float) -> None:
     model = broker.models[slot.model]
     name = f"{slot.name}#{replica.incarnation}"
-    assert (model.idle.get(slot.name) is replica) == (replica.credit is Credit.IDLE), f"{name} in the wrong pool"
-    assert (model.prefetchable.get(slot.name) is replica) == (replica.credit is Credit.PREFETCH), (
-        f"{name} in the wrong pool"
-    )
+    pools = ((model.idle, Credit.IDLE), (model.prefetchable, Credit.PREFETCH), (model.joinable, Credit.JOIN))
+    for pool, credit in pools:
+        assert (pool.get(slot.name) is replica) == (replica.credit is credit), f"{name} in the wrong pool"
     assert replica.running is not None or replica.prefetched is None, f"{name} prefetched while nothing runs"
+    assert not replica.concurrency or replica.prefetched is None, f"{name} prefetched, and batches continuously"
     for batch in replica.batches():
         assert batch.open, f"{name} keeps batch {batch.number}, which is done"
         assert replica.was_ready, f"{name} got work before it was ready"
         assert batch.size == 1 or not batch.alone, f"{name}: batch {batch.number} is to be alone, and is not"
         assert not batch.alone or len(list(replica.batches())) == 1, f"{name}: company for batch {batch.number}"
-        assert not replica.limits.size_max or batch.size <= replica.limits.size_max, f"{name}: batch is too large"
+        if replica.concurrency:
+            assert len(batch.open) <= replica.concurrency, f"{name} holds more than it takes"
+        else:
+            assert not replica.limits.size_max or batch.size <= replica.limits.size_max, f"{name}: batch is too large"
         for request in batch.live_requests():
             assert broker.ledger.requests.get(request.id) is request, f"{name} holds a request that nobody admitted"
             assert batch.alone == request.alone, f"{name}: request {request.id.hex()} shares, and must not"
@@ -113,11 +117,15 @@ def _validate_model(broker: Broker, model: Model) -> None:
     assert model.waiting_count == len(waiting), f"{model.name}: waiting_count is {model.waiting_count}"
     assert model.waiting_bytes == sum(r.body_bytes for r in waiting), f"{model.name}: waiting_bytes is wrong"
     # Admission looks at what waits and at what idle replicas can take; a death can send what runs back to the queue.
-    size_max = model.settings.max_batch_size
+    size_max = max(model.settings.max_batch_size, model.concurrency)
     if size_max:
         admitted_max = model.settings.queue_size_max + len(model.slots) * size_max
         assert len(requests) <= admitted_max, f"{model.name}: {len(requests)} requests, more than {admitted_max}"
     assert model.tally.admitted == sum(model.tally.ended.values()) + len(requests), f"{model.name}: lost a request"
+    ready = {slot.name for slot in model.slots if slot.replica is not None and slot.replica.is_ready}
+    assert model.ready == ready, f"{model.name}: counts {model.ready} as ready"
+    given_up = {slot.name for slot in model.slots if slot.failure is not None}
+    assert model.given_up == given_up, f"{model.name}: counts {model.given_up} as given up"
     assert not (model.is_failed and queued), f"{model.name} has failed, and requests wait for it"
     for digest, ban in model.bans.items():
         assert ban.digest == digest, f"{model.name}: a ban is filed under another digest"
@@ -129,6 +137,9 @@ def _validate_work_conservation(broker: Broker, model: Model, now_s: float) -> N
     head = model.backlog.head
     if head is None:
         return
+    for replica in model.joinable.values():
+        assert head.alone, f"{replica.slot} has room while {len(model.backlog)} requests wait"
+        assert replica.running is not None, f"{replica.slot} is empty while a request waits that must be alone"
     for replica in model.idle.values():
         held = now_s < head.arrived_s + model.settings.max_wait_s and not model.backlog.fills(head, replica.limits)
         assert held, f"{replica.slot} is idle while {len(model.backlog)} requests wait"

@@ -76,16 +76,20 @@ class Ledger:
         model.backlog.add(request)
         self._timers.set(request, request.deadline_s)
 
-    def assign(self, batch: Batch, replica: Replica, state: RequestState) -> None:
-        """Gives requests that have just been taken from the backlog to a replica."""
-        for request in batch.open.values():
+    def assign(
+        self, requests: Iterable[Request], batch: Batch, replica: Replica, state: RequestState, now_s: float
+    ) -> None:
+        """Gives requests that have just been taken from the backlog, and put into the batch, to a replica."""
+        for request in requests:
             request.attempt += 1
+            request.started_s = now_s
             request.replica, request.batch = replica, batch
             self._move(request, state)
 
     def start(self, batch: Batch) -> None:
         """The prefetched batch runs now."""
         for request in batch.live_requests():
+            request.started_s = batch.started_s
             self._move(request, RequestState.RUNNING)
 
     def requeue_alone(self, request: Request) -> None:
@@ -120,7 +124,7 @@ class Ledger:
         model = self._models[request.model]
         batch = request.batch
         assert batch is not None
-        queue_s = batch.started_s - request.arrived_s
+        queue_s = request.started_s - request.arrived_s
         model.tally.queue_s.observe(queue_s)
         if event.forward_ms > 0:
             model.tally.forward_s.observe(event.forward_ms / 1000)

@@ -16,7 +16,9 @@ when it ended is decided here, because it is about requests.
 
 Every state's transitions are a table in `records`. Three rules tie requests and replicas together:
 
-1. Credit. A replica holds at most one running and one prefetched batch. An idle one gets work at once, or after
+1. Credit. A replica whose model batches continuously holds at most as many requests as it said; each is sent as it
+   arrives, to the replica with the most room, and joins those that run there. Any other holds at most one running and
+   one prefetched batch. An idle one gets work at once, or after
    `max_wait_s` where that is configured. A busy one gets its prefetched batch only when that batch is full and no
    replica is idle: sending a smaller one early would only keep it from growing. Credit comes back when the replica has
    reported the last item, also of items that ended before.
@@ -277,6 +279,7 @@ class Broker:
         if replica.state is ReplicaState.READY and event.phase is Phase.READY:
             model.mixes_parameters = event.mixes_parameters
             model.backlog.set_mixes_parameters(event.mixes_parameters)
+            model.concurrency = event.concurrency
         self._stir(model.name)
 
     def _replica_pulsed(self, event: ReplicaPulsed, now_s: float) -> None:
@@ -302,16 +305,18 @@ class Broker:
         elif event.code is Code.REPLICA_FAULT:
             self.suspicion.shared_a_fault(request, event)
         else:
-            self._item_reported(request, replica, event)
-        if not batch.open:
-            self.dispatcher.return_credit(self.models[replica.model], replica, batch, now_s)
+            self._item_reported(request, replica, event, now_s)
+        self.dispatcher.return_credit(self.models[replica.model], replica, batch, now_s)
         self._stir(replica.model)
 
-    def _item_reported(self, request: Request, replica: Replica, event: ItemFinished) -> None:
+    def _item_reported(self, request: Request, replica: Replica, event: ItemFinished, now_s: float) -> None:
         self.keeper.slots[replica.slot].requests += 1
         if event.code is Code.OK:
             self.keeper.succeeded(replica)
-            self.models[request.model].pace.observe_item(request.body_bytes, event.cost)
+            model = self.models[request.model]
+            model.pace.observe_item(request.body_bytes, event.cost)
+            if replica.concurrency:
+                model.observe_continuous(now_s - request.started_s, event.batch_size)
         self.ledger.relay(request, event)
 
     def _chunk_arrived(self, event: ChunkArrived, now_s: float) -> None:

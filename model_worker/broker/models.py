@@ -35,28 +35,52 @@ class Model:
     # Replicas with credit, the one that got it first in front: work goes to the one that has rested longest.
     idle: dict[SlotName, Replica] = field(default_factory=dict)
     prefetchable: dict[SlotName, Replica] = field(default_factory=dict)
+    joinable: dict[SlotName, Replica] = field(default_factory=dict)
+    # Slots whose replica is ready, and slots that are given up: both are asked for with every request that arrives.
+    ready: set[SlotName] = field(default_factory=set)
+    given_up: set[SlotName] = field(default_factory=set)
     # Digests of poison inputs.
     bans: dict[bytes, Ban] = field(default_factory=dict)
     # As the latest READY said: requests with different parameters may share a batch.
     mixes_parameters: bool = False
+    # As the latest READY said: how many requests a replica runs at once, if it batches continuously.
+    concurrency: int = 0
 
     @property
     def name(self) -> str:
         return self.settings.name
 
     def note_credit(self, replica: Replica) -> None:
-        """Puts the replica into the pool its credit belongs to. Called after everything that can change it."""
+        """Puts the replica into the pool its credit belongs to, and among those that are ready, if it is. Called after
+        everything that can change either."""
         credit = replica.credit
-        for pool, wanted in ((self.idle, Credit.IDLE), (self.prefetchable, Credit.PREFETCH)):
+        pools = ((self.idle, Credit.IDLE), (self.prefetchable, Credit.PREFETCH), (self.joinable, Credit.JOIN))
+        for pool, wanted in pools:
             if credit is not wanted:
                 pool.pop(replica.slot, None)
             elif pool.get(replica.slot) is not replica:
                 pool[replica.slot] = replica
+        if replica.is_ready:
+            self.ready.add(replica.slot)
+        else:
+            self.ready.discard(replica.slot)
+
+    def roomiest(self, *, alone: bool) -> Replica | None:
+        """Where a request joins: the replica with the most room; for one that must be alone, an empty one."""
+        if alone:
+            return next((replica for replica in self.joinable.values() if replica.running is None), None)
+        return max(self.joinable.values(), key=lambda replica: replica.room, default=None)
+
+    @property
+    def free_capacity(self) -> int:
+        """How many waiting requests could run at once."""
+        batches = len(self.idle) * max(1, self.settings.max_batch_size)
+        return batches + sum(replica.room for replica in self.joinable.values())
 
     @property
     def is_failed(self) -> bool:
         """Whether every slot is given up."""
-        return all(slot.failure is not None for slot in self.slots)
+        return len(self.given_up) == len(self.slots)
 
     @property
     def failure_reason(self) -> str:
@@ -71,7 +95,7 @@ class Model:
 
     @property
     def ready_count(self) -> int:
-        return sum(slot.replica is not None and slot.replica.is_ready for slot in self.slots)
+        return len(self.ready)
 
     @property
     def is_loaded(self) -> bool:
@@ -80,7 +104,13 @@ class Model:
 
     def wait_s(self, ahead: int) -> float:
         """The least time that a request with so many waiting ahead of it will wait, by experience."""
-        return self.pace.wait_s(ahead, self.ready_count, self.settings.max_batch_size)
+        return self.pace.wait_s(ahead, self.ready_count, self.concurrency or self.settings.max_batch_size)
+
+    def observe_continuous(self, duration_s: float, batch_size: int) -> None:
+        """Learns from a request that was answered by continuous batching: its whole run counts as a batch."""
+        self.pace.observe_batch(duration_s)
+        self.tally.batches += 1
+        self.tally.batch_size.observe(max(1, batch_size))
 
     @property
     def retry_after_s(self) -> float:

@@ -67,6 +67,7 @@ class Credit(Enum):
 
     IDLE = "idle"  # a batch, which runs at once
     PREFETCH = "prefetch"  # a full batch, which waits behind the running one
+    JOIN = "join"  # single requests, which join those that run
     NONE = "none"
 
 
@@ -115,6 +116,8 @@ class Request:
     state: RequestState = RequestState.QUEUED
     # How often it was sent to a replica. Part of the fence: a result counts only with the present attempt.
     attempt: int = 0
+    # When it began to run, by the latest attempt; 0.0 before the first.
+    started_s: float = 0.0
     # How many processes ended, or hung, with it inside.
     deaths: int = 0
     # It witnessed a death, so it shares a process with nothing else from now on: the next death has one suspect only.
@@ -137,10 +140,11 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one `SendBatch` gave to one replica."""
+    """What one `SendBatch` gave to one replica; or, with continuous batching, all that has joined since it was idle."""
 
     number: int
     alone: bool
+    # How many it has held in all.
     size: int
     # What the replica has not reported yet, in the order sent. Ended requests stay here until the replica reports
     # them: only then is its credit free.
@@ -184,11 +188,14 @@ class Replica:
     # As pulsed; only its changes matter.
     progress_count: int = 0
     memory_bytes: int = 0
+    step_items: int = 0
     # Why it ends, if the broker knows before the exit does; the exit code explains the rest.
     cause: Cause | None = None
     reason: str = ""
     # What its runtime decided, for `status`.
     choices: dict[str, object] = field(default_factory=dict)
+    # Above 0: it batches continuously. Requests join its running batch one by one, while it holds fewer than this.
+    concurrency: int = 0
 
     def move(self, state: ReplicaState) -> None:
         assert state in REPLICA_TRANSITIONS[self.state], (
@@ -205,11 +212,20 @@ class Replica:
     def credit(self) -> Credit:
         if not self.is_ready:
             return Credit.NONE
+        if self.concurrency:
+            return Credit.JOIN if self.room else Credit.NONE
         if self.running is None:
             return Credit.IDLE
         if self.prefetched is None and not self.running.alone:
             return Credit.PREFETCH
         return Credit.NONE
+
+    @property
+    def room(self) -> int:
+        """How many requests could join what it runs."""
+        if self.running is None:
+            return self.concurrency
+        return 0 if self.running.alone else max(0, self.concurrency - len(self.running.open))
 
     def batch_of(self, request_id: RequestId, attempt: int) -> Batch | None:
         """The batch in which it still holds this attempt of the request."""

@@ -81,7 +81,7 @@ class SlotKeeper:
 
     def spawn(self, now_s: float, wanted: Callable[[Slot], bool]) -> None:
         """Fills vacant slots that are due and wanted, in slot order, as far as `parallel_loads` allows."""
-        if not self.fillable:
+        if all(self.slots[name].respawn_s > now_s for name in self.fillable):
             return
         room = self._settings.parallel_loads - self.loads
         for slot in self.slots.values():
@@ -140,8 +140,10 @@ class SlotKeeper:
             settings.max_batch_size or event.max_batch_size, settings.max_batch_cost or event.max_batch_cost
         )
         replica.choices = event.choices
+        replica.concurrency = event.concurrency
         slot.loads += 1
         slot.failure = None
+        self._models[slot.model].given_up.discard(slot.name)
         slot.reason = ""
         self._log("info", "replica_ready", replica, load_s=round(now_s - replica.spawned_s, 3))
         self.arm(slot, now_s)
@@ -159,6 +161,7 @@ class SlotKeeper:
 
     def pulsed(self, replica: Replica, event: ReplicaPulsed, now_s: float) -> None:
         replica.memory_bytes = event.memory_bytes
+        replica.step_items = event.step_items
         if event.progress_count != replica.progress_count:
             replica.progress_count = event.progress_count
             replica.progressed_s = max(replica.progressed_s, now_s - event.running_s)
@@ -310,6 +313,7 @@ class SlotKeeper:
 
     def _give_up(self, slot: Slot, failure: Failure, reason: str) -> None:
         slot.failure = failure
+        self._models[slot.model].given_up.add(slot.name)
         slot.reason = reason
         fields: dict[str, object] = {"slot": slot.name, "model": slot.model, "failure": failure.value, "reason": reason}
         # The last slot of a model takes the model with it: one event, one line.

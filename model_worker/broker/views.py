@@ -56,6 +56,8 @@ def slot_state(slot: Slot, now_s: float) -> SlotState:
         progress=replica.progress if replica else -1.0,
         heard_ms_ago=max(0, round((now_s - replica.heard_s) * 1000)) if replica else -1,
         choices=replica.choices if replica else {},
+        steps=replica.progress_count if replica else 0,
+        step_items=replica.step_items if replica else 0,
     )
 
 

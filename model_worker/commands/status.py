@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 
 from rich.table import Table
 from rich.text import Text
@@ -41,7 +40,7 @@ def run_status(flags: Flags, as_json: bool) -> Exit:
         return Exit.UNAVAILABLE
     differences = plan_differences(config, snapshot)
     if as_json:
-        document = {"reachable": True, **asdict(snapshot), "plan_differences": differences}
+        document = {"reachable": True, **snapshot.by_name(), "plan_differences": differences}
         print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
     else:
         out = console()

@@ -7,30 +7,23 @@ Refuses everything that can be done beside the device: that is `host_stages.py`.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from queue import Full, Queue
-from typing import NoReturn
 
 from model_worker.replica import accelerator, faults, returns
-from model_worker.replica.exit_codes import ReplicaExit
+from model_worker.replica.handover import Handover, Order
 from model_worker.replica.host_stages import FinishStage
-from model_worker.replica.jobs import Answers, Job, Leave, device_fault_code, device_fault_text
+from model_worker.replica.jobs import Answers, Job
 from model_worker.runtimes.base import Model
 from shared.logs import log_event
 
 logger = logging.getLogger("model_worker")
 
-# How long computed results may take to be finished before the process goes on, or ends, without them.
-LAST_RESULTS_S = 5.0
 MEMORY_SAMPLE_S = 1.0
 
-Order = Callable[[], None]
-"""Work for the finish thread."""
 Stream = tuple[Job, Iterator[object]]
 
 
@@ -40,6 +33,8 @@ class Progress:
 
     step_count: int = 0
     """Forward steps that ended, well or not."""
+    step_items: int = 0
+    """Items of all steps of continuous batches together."""
     running_since_s: float | None = None
     """Monotonic start of the present forward step."""
     device_bytes: int = 0
@@ -74,19 +69,16 @@ class ForwardStage:
         model: Model,
         answers: Answers,
         finish: FinishStage,
-        computed: Queue[Order | None],
+        handover: Handover,
         progress: Progress,
-        leave: Leave,
     ) -> None:
         self._model = model
         self._answers = answers
         self._finish = finish
-        self._computed = computed
+        self._handover = handover
         self._progress = progress
-        self._leave = leave
         # The jobs of the present forward, by the identity of their items.
         self._present: dict[int, list[Job]] = {}
-        model.is_wanted = self.is_wanted
 
     def compute(self, jobs: list[Job]) -> None:
         """Ends every job of a micro-batch, or hands its output over to be finished."""
@@ -142,7 +134,7 @@ class ForwardStage:
         if faults.ends_process(error):
             raise error
         if faults.is_device_fault(error):
-            self._lose_device(batch, error)
+            self._handover.lose_device(batch, error)
         if len(batch) == 1 or isinstance(error, returns.WrongOutputs):
             for job in batch:
                 self._answers.refuse(job, "forward", error)
@@ -157,14 +149,6 @@ class ForwardStage:
         log_event(logger, "warning", event, batch_size=len(batch), error=faults.describe(error))
         return again
 
-    def _lose_device(self, batch: list[Job], error: BaseException) -> NoReturn:
-        """Blames one item or doubts several, then ends the process: nothing on this device can work any more."""
-        self._wait_until_finished()
-        for job in batch:
-            if not job.ended:
-                self._answers.fail(job, device_fault_code(len(batch)), device_fault_text(error))
-        self._leave(ReplicaExit.DEVICE_FAULT, faults.describe(error), error)
-
     def _hand_over(self, batch: list[Job], outputs: list[object]) -> None:
         whole: list[tuple[Job, object]] = []
         streams: list[Stream] = []
@@ -176,12 +160,12 @@ class ForwardStage:
             else:
                 whole.append((job, output))
         if whole:
-            self._computed.put(partial(self._finish.outputs, whole))
+            self._handover.put(partial(self._finish.outputs, whole))
         while streams:
             streams = self._advance(streams)
         if any(job.alone for job in batch):
             # Its results touch the device once more: the next forward's faults must not be taken for its own.
-            self._wait_until_finished()
+            self._handover.wait_until_finished()
 
     def _advance(self, streams: list[Stream]) -> list[Stream]:
         """One step of every stream; returns those that go on. What is said of a stream goes through the finish
@@ -205,7 +189,7 @@ class ForwardStage:
                 if faults.ends_process(error):
                     raise
                 if faults.is_device_fault(error):
-                    self._lose_device([job for job, _ in streams], error)
+                    self._handover.lose_device([job for job, _ in streams], error)
                 endings.append(partial(self._finish.refuse, job, error))
             else:
                 pieces.append((job, piece))
@@ -214,9 +198,9 @@ class ForwardStage:
                 job.forward_ms += (time.perf_counter() - started_s) * 1000
                 self._progress.end_step()
         if pieces:
-            self._computed.put(partial(self._finish.pieces, pieces))
+            self._handover.put(partial(self._finish.pieces, pieces))
         for ending in endings:
-            self._computed.put(ending)
+            self._handover.put(ending)
         return going_on
 
     def _close(self, job: Job, stream: Iterator[object]) -> None:
@@ -228,12 +212,3 @@ class ForwardStage:
         except Exception as error:
             # Its request has ended already; what is left to tell is the model's author.
             log_event(logger, "warning", "stream_close_failed", request_id=job.request_id, error=faults.describe(error))
-
-    def _wait_until_finished(self) -> None:
-        """Until the finish thread has done all it was given, or `LAST_RESULTS_S` have passed."""
-        done = threading.Event()
-        try:
-            self._computed.put(done.set, timeout=LAST_RESULTS_S)
-        except Full:
-            return
-        done.wait(LAST_RESULTS_S)

@@ -6,6 +6,7 @@ neither knows queues.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ PREDICT = "predict"
 # Results of a micro-batch leave as one message, unless finishing them takes longer than this: then in several, each
 # sent as soon as the item in hand is finished.
 HAND_OVER_S = 0.005
+# Of a continuous batch whose size nobody has limited.
+SEQUENCES_WITHOUT_LIMIT = 32
+# How many more items wait, prepared, for a place in a continuous batch, as a share of its size. What waits here cannot
+# go to another replica.
+PREPARED_SHARE = 0.125
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,14 @@ class Limits:
 
     max_batch_cost: int
     max_batch_size: int
+
+    def concurrency(self, model: Model) -> int:
+        """How many items are held at once by a model that batches continuously: those that share its steps, and a few
+        that are prepared to take the places of those that end. 0: the model computes whole batches."""
+        if not model.continuous_batching:
+            return 0
+        size = self.max_batch_size or SEQUENCES_WITHOUT_LIMIT
+        return size + math.ceil(size * PREPARED_SHARE)
 
 
 class PrepareStage:
@@ -43,7 +57,7 @@ class PrepareStage:
 
     def split(self, jobs: list[Job]) -> list[list[Job]]:
         """Prepares a batch and splits what is left of it into micro-batches."""
-        ready = [job for job in jobs if self._prepare(job)]
+        ready = [job for job in jobs if self.prepare(job)]
         shared = [job for job in ready if not job.alone]
         micro_batches = batching.split(
             [job.cost for job in shared],
@@ -56,7 +70,8 @@ class PrepareStage:
             *([job] for job in ready if job.alone),
         ]
 
-    def _prepare(self, job: Job) -> bool:
+    def prepare(self, job: Job) -> bool:
+        """Makes the item; False if the job has ended instead."""
         if self._answers.drop_unwanted(job):
             return False
         started_s = time.perf_counter()
@@ -136,6 +151,20 @@ class FinishStage:
             self._end(job, partial(self._model.finish, returned))
         else:
             self._end(job, lambda: None if job.stream else job.pieces)
+
+    def progress(self, pieces: list[tuple[Job, object]], ends: list[tuple[Job, object]]) -> None:
+        """What one step of a continuous batch did: pieces of streams, then whole answers, or exceptions."""
+        self.pieces(pieces)
+        for job, output in ends:
+            if self._answers.drop_unwanted(job):
+                continue
+            if isinstance(output, Exception):
+                self._answers.refuse(job, "forward", output)
+            else:
+                self._end(job, partial(self._finished, output))
+
+    def _finished(self, output: object) -> object:
+        return None if output is None else self._model.finish(output)
 
     def drop(self, job: Job) -> None:
         self._answers.drop_unwanted(job)

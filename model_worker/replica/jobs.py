@@ -58,6 +58,12 @@ class Job:
     pieces: list[object] = field(default_factory=list)
     """What a generator yielded, for a request that does not stream."""
     chunk_count: int = 0
+    piece_made: bool = False
+    """Something of its answer is on its way to whoever asked, so it cannot be computed anew."""
+    steps: int = 0
+    """Steps of a continuous batch that it was part of."""
+    step_items: int = 0
+    """Items in all of these steps together."""
 
     @property
     def wanted(self) -> bool:

@@ -276,6 +276,7 @@ class BrokerLink:
             progress_count=self._progress.step_count,
             running_ms=0 if running_since_s is None else max(1, int((now_s - running_since_s) * 1000)),
             memory_bytes=self._progress.device_bytes or resident_bytes(),
+            step_items=self._progress.step_items,
         )
 
 

@@ -60,6 +60,7 @@ def _live(spec: ReplicaSpec, link: BrokerLink, progress: Progress) -> None:
             max_batch_cost=limits.max_batch_cost,
             max_batch_size=limits.max_batch_size,
             choices=returns.description_of(model),
+            concurrency=limits.concurrency(model),
         )
         wire.check(ready)
     except BaseException as error:
@@ -89,6 +90,7 @@ def bring_up(spec: ReplicaSpec, report: Report) -> tuple[Model, Limits]:
     model = registry.build(spec.runtime)
     model.report_progress = _Reporter(report)
     accelerator.set_threads(spec.threads)
+    model.max_batch_size = spec.max_batch_size
     model.load(spec.torch_device)
     # Once more for a model that imported torch only now.
     accelerator.set_threads(spec.threads)
@@ -96,7 +98,7 @@ def bring_up(spec: ReplicaSpec, report: Report) -> tuple[Model, Limits]:
     # A model that splits a request's many texts by itself keeps the same budget.
     model.max_batch_cost = spec.max_batch_cost or model.max_batch_cost
     limits = warm_up(model, Limits(model.max_batch_cost, spec.max_batch_size))
-    model.max_batch_cost = limits.max_batch_cost
+    model.max_batch_cost, model.max_batch_size = limits.max_batch_cost, limits.max_batch_size
     # What was made so far lives as long as the process: no later collection needs to look through it.
     gc.collect()
     gc.freeze()
@@ -132,14 +134,22 @@ def warm_up(model: Model, limits: Limits) -> Limits:
     for number, (inputs, parameters) in enumerate(returns.examples_of(model)):
         try:
             cost = returns.cost_of(model, model.prepare(inputs, dict(parameters)))
-            count = _fullest(cost, limits) if number == 0 else 1
+            count = _fullest(0 if model.continuous_batching else cost, limits) if number == 0 else 1
             fitting = _largest_that_fits(model, inputs, parameters, count)
         except Exception as error:
             raise LoadError(f"warm-up failed: {faults.describe_with_cause(error)}") from error
         if fitting < count:
-            limits = Limits(max(1, cost) * fitting, limits.max_batch_size)
+            if model.continuous_batching:
+                limits = Limits(limits.max_batch_cost, fitting)
+            else:
+                limits = Limits(max(1, cost) * fitting, limits.max_batch_size)
             log_event(
-                logger, "warning", "batch_limit_lowered", reason="out of memory", max_batch_cost=limits.max_batch_cost
+                logger,
+                "warning",
+                "batch_limit_lowered",
+                reason="out of memory",
+                max_batch_cost=limits.max_batch_cost,
+                max_batch_size=limits.max_batch_size,
             )
     return limits
 
@@ -166,6 +176,9 @@ def _largest_that_fits(model: Model, inputs: object, parameters: dict[str, objec
 
 
 def _run_stages(model: Model, items: list[object]) -> None:
+    if model.continuous_batching:
+        _run_steps(model, items)
+        return
     outputs = returns.one_output_per_item(model, items)
     accelerator.synchronize()
     for output in outputs:
@@ -175,3 +188,28 @@ def _run_stages(model: Model, items: list[object]) -> None:
             # One step is as good as all of them: the shapes that follow are no larger.
             output = next(output, None)
         returns.packed(model, model.finish(output))
+
+
+def _run_steps(model: Model, items: list[object]) -> None:
+    """As many of the items as there is room for, to their ends."""
+    joined: dict[int, object] = {}
+    for item in items:
+        if not joined or (id(item) not in joined and model.can_join(item)):
+            model.join(item)
+            joined[id(item)] = item
+    try:
+        while joined:
+            for progress in returns.progress_of(model):
+                if progress.ended:
+                    del joined[id(progress.item)]
+                if isinstance(progress.output, Exception):
+                    raise progress.output
+                if progress.piece is not None:
+                    returns.packed(model, model.finish(progress.piece))
+                if progress.ended and progress.output is not None:
+                    returns.packed(model, model.finish(progress.output))
+    except BaseException:
+        for item in joined.values():
+            model.leave(item)
+        raise
+    accelerator.synchronize()

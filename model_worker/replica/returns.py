@@ -11,10 +11,10 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from typing_extensions import Buffer
 
-from model_worker.runtimes.base import Model
+from model_worker.runtimes.base import Model, Progress
 from model_worker.runtimes.checks import shown
 from shared import values
-from shared.wire import INT_MAX
+from shared.messages import INT_MAX
 
 
 class WrongReturn(TypeError):
@@ -75,6 +75,18 @@ def one_output_per_item(model: Model, items: Sequence[object]) -> list[object]:
     if len(listed) != count:
         raise WrongOutputs(f"{name} returned {len(listed)} outputs for {count} items: return one for each")
     return listed
+
+
+def progress_of(model: Model) -> list[Progress]:
+    """What `Model.step` returns.
+
+    Raises:
+        WrongReturn: it is no list of `Progress`.
+    """
+    progress: object = model.step()
+    if not isinstance(progress, (list, tuple)) or not all(isinstance(entry, Progress) for entry in progress):
+        raise WrongReturn(model, "step", progress, "return a list of Progress, one or more for each item that moved")
+    return list(progress)
 
 
 def packed(model: Model, value: object) -> list[Buffer]:

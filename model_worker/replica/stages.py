@@ -1,7 +1,7 @@
 """The three stages that every item of a batch goes through: prepare, forward, finish.
 
     I/O thread --arrived--> prepare thread --prepared--> main thread --computed--> finish thread --> outlet
-                            decode, check,               forward,                  plain values,
+                            decode, check,               forward, or steps,        plain values,
                             tokenise, split              nothing else              encode
 
 Owns the threads and the bounded queues between them. An error is either an item's, and ends that item, or the
@@ -17,9 +17,11 @@ from queue import Queue, SimpleQueue
 
 from model_worker.replica import faults
 from model_worker.replica.exit_codes import ReplicaExit
-from model_worker.replica.forward_stage import ForwardStage, Order, Progress
+from model_worker.replica.forward_stage import ForwardStage, Progress
+from model_worker.replica.handover import Handover, Order
 from model_worker.replica.host_stages import FinishStage, Limits, PrepareStage
 from model_worker.replica.jobs import Answers, Job, Leave, Outlet
+from model_worker.replica.step_stage import StepStage
 from model_worker.runtimes.base import Model
 from shared.errors import Code
 
@@ -43,15 +45,21 @@ class Stages:
         self._computed: Queue[Order | None] = Queue(COMPUTED_ORDERS_MAX)
         self._prepare = PrepareStage(model, limits, self._answers)
         self._finish = FinishStage(model, self._answers, outlet)
-        self._forward = ForwardStage(model, self._answers, self._finish, self._computed, progress, leave)
+        handover = Handover(self._computed, self._answers, leave)
+        self._is_continuous = model.continuous_batching
+        self._forward = ForwardStage(model, self._answers, self._finish, handover, progress)
+        self._steps = StepStage(model, limits, self._answers, self._finish, handover, progress)
+        model.is_wanted = self._steps.is_wanted if self._is_continuous else self._forward.is_wanted
+        # Of a continuous batch, each item may arrive as a batch of its own.
+        self._arrived_max = max(ARRIVED_BATCHES_MAX, limits.concurrency(model))
 
     def submit(self, jobs: list[Job]) -> None:
         """Takes one batch in; never blocks. I/O thread only."""
-        if self._arrived.qsize() < ARRIVED_BATCHES_MAX:
+        if self._arrived.qsize() < self._arrived_max:
             self._arrived.put(jobs)
             return
         for job in jobs:
-            message = f"this model process already holds {ARRIVED_BATCHES_MAX} batches that wait"
+            message = f"this model process already holds {self._arrived_max} batches that wait"
             self._answers.fail(job, Code.OVERLOADED, message)
         self._outlet.flush()
 
@@ -63,8 +71,11 @@ class Stages:
         """Computes until `end`. Main thread only; the other two stages get threads of their own."""
         finish = self._start("finish", self._run_finish)
         self._start("prepare", self._run_prepare)
-        while (jobs := self._prepared.get()) is not None:
-            self._forward.compute(jobs)
+        if self._is_continuous:
+            self._steps.serve(self._prepared)
+        else:
+            while (jobs := self._prepared.get()) is not None:
+                self._forward.compute(jobs)
         self._computed.put(None)
         finish.join()
 
@@ -75,6 +86,13 @@ class Stages:
 
     def _run_prepare(self) -> None:
         while (jobs := self._arrived.get()) is not None:
+            if self._is_continuous:
+                # One by one: the first may join a step while the last is still being read.
+                for job in jobs:
+                    if self._prepare.prepare(job):
+                        self._prepared.put([job])
+                self._outlet.flush()
+                continue
             micro_batches = self._prepare.split(jobs)
             self._outlet.flush()
             for micro_batch in micro_batches:

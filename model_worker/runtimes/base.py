@@ -6,6 +6,7 @@ Refuses torch: a class that needs it imports it in `load`, on the main thread of
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from shared.errors import InvalidInput
@@ -24,11 +25,26 @@ def _always_wanted(item: object) -> bool:
     return True
 
 
-class Model:
-    """One loaded model. Only `load` and `forward` have to be written.
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one `Model.step` did for one item."""
 
-    Threads: `load`, `forward` and the warm-up run on the main thread of the process, `prepare` and `cost` on one
-    thread of their own (the only one that may touch the tokenizer), `finish` on another. No method is ever entered
+    item: Any
+    piece: Any = None
+    """A piece of the answer, for a request that streams; it goes through `finish`. None: nothing to show yet."""
+    ended: bool = False
+    """The last word on this item, which has left the batch."""
+    output: Any = None
+    """The whole answer of an item that has ended, as `forward` would return it; a request that streams gets it behind
+    its pieces. An `Exception` fails this item alone."""
+
+
+class Model:
+    """One loaded model. Only `load` and `forward` have to be written; or, for a model that makes its answers step by
+    step and sets `continuous_batching`, `load`, `join`, `leave` and `step`.
+
+    Threads: `load`, `forward`, the steps and the warm-up run on the main thread of the process, `prepare` and `cost` on
+    one thread of their own (the only one that may touch the tokenizer), `finish` on another. No method is ever entered
     twice at once.
     """
 
@@ -41,6 +57,13 @@ class Model:
     max_batch_cost: int = 0
     """Padded units one `forward` may take, `max(cost) * len(items)`; set in `load`. 0: no limit of the model's own.
     After `load` the process puts the configured number here, if there is one, or a lower one that fits into memory."""
+
+    max_batch_size: int = 0
+    """Most items in one `forward`, or in one step. The configured number, there before `load`; 0: no limit."""
+
+    continuous_batching: bool = False
+    """Whether items join and leave a running batch between its steps. Set it in the class, or in `load`: then `join`,
+    `leave` and `step` are called, and `forward` and `group` never are. What shares a step may have any parameters."""
 
     report_progress: Callable[[float, str], None] = staticmethod(_ignore_progress)
     """Call it in `load` with a fraction from 0.0 to 1.0 (-1.0: unknown) and a few words, for `headwaiter status`."""
@@ -87,6 +110,28 @@ class Model:
         """Computes one batch: one output per item, in order.
 
         An output that is an `Exception` fails that item alone; one that is a generator is streamed.
+        """
+        raise NotImplementedError
+
+    def can_join(self, item: Any) -> bool:
+        """Whether there is room for this item now, besides what runs; `max_batch_size` is looked after elsewhere.
+
+        There must be room for any item that `prepare` has let through while nothing runs.
+        """
+        return True
+
+    def join(self, item: Any) -> None:
+        """Takes an item in, from its beginning; the next steps compute it. What was made of it before is forgotten."""
+        raise NotImplementedError
+
+    def leave(self, item: Any) -> None:
+        """Lets go of an item that has joined and not ended: nobody waits for it any more, or a step has raised."""
+        raise NotImplementedError
+
+    def step(self) -> Sequence[Progress]:
+        """Computes one step of everything that has joined; returns what it did, at most one end per item.
+
+        If it raises, all items are made to leave, and those of which nothing was sent join again, in smaller company.
         """
         raise NotImplementedError
 

@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_worker.runtimes import checks
+from model_worker.runtimes.continuous.sequences import Sampling
 from shared.errors import InvalidInput
 
 PARAMETERS = (
     "do_sample",
+    "frequency_penalty",
+    "logprobs",
     "max_new_tokens",
+    "min_p",
+    "presence_penalty",
     "repetition_penalty",
     "return_full_text",
     "seed",
@@ -26,31 +31,24 @@ PARAMETERS = (
     "top_p",
     "truncate",
 )
+CONTINUOUS_ONLY = ("frequency_penalty", "logprobs", "presence_penalty")
+"""What only an engine for continuous batching can do."""
 _STOPS_MAX = 16
 _STOP_CHARACTERS_MAX = 256
 _TEMPERATURE_MAX = 100.0
 _SEED_MAX = 2**63 - 1
+# As many as the OpenAI API gives; more would only make answers long.
+_LOGPROBS_MAX = 20
+_PENALTY_MAX = 2.0
 # Values that leave the distribution as it is; asking for them does not ask for sampling.
-_NEUTRAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    temperature: float
-    top_p: float
-    top_k: int
-    """0: all tokens."""
-    seed: int | None
-    """None: another one each time."""
+_NEUTRAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationParameters:
     max_new_tokens: int | None
     """None: the default, or what is left of the model's positions if that is less."""
-    sampling: Sampling | None
-    """None: greedy."""
-    repetition_penalty: float
+    sampling: Sampling
     stop: tuple[str, ...]
     return_full_text: bool
     skip_special_tokens: bool
@@ -71,11 +69,9 @@ def read(parameters: Mapping[str, Any]) -> GenerationParameters:
     truncate = given.get("truncate", False)
     if not isinstance(truncate, bool):
         truncate = checks.whole_number("truncate", truncate, at_least=1)
-    penalty = checks.number("repetition_penalty", given.get("repetition_penalty", 1.0), at_least=0.01, at_most=100.0)
     return GenerationParameters(
         max_new_tokens=max_new_tokens,
         sampling=_read_sampling(given),
-        repetition_penalty=penalty,
         stop=_read_stop(given.get("stop", [])),
         return_full_text=checks.boolean("return_full_text", given.get("return_full_text", False)),
         skip_special_tokens=checks.boolean("skip_special_tokens", given.get("skip_special_tokens", True)),
@@ -83,31 +79,57 @@ def read(parameters: Mapping[str, Any]) -> GenerationParameters:
     )
 
 
-def _read_sampling(given: Mapping[str, Any]) -> Sampling | None:
+def _read_sampling(given: Mapping[str, Any]) -> Sampling:
     temperature = checks.number("temperature", given.get("temperature", 1.0), at_least=0.0, at_most=_TEMPERATURE_MAX)
     top_p = checks.number("top_p", given.get("top_p", 1.0), at_least=0.0, at_most=1.0)
     top_k = checks.whole_number("top_k", given.get("top_k", 0), at_least=0)
+    min_p = checks.number("min_p", given.get("min_p", 0.0), at_least=0.0, at_most=1.0)
     seed = given.get("seed")
     if seed is not None:
         checks.whole_number("seed", seed, at_least=0, at_most=_SEED_MAX)
-    values = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    asked = [name for name, neutral in _NEUTRAL.items() if values[name] != neutral]
     if top_p == 0.0:
         raise InvalidInput("top_p must be above 0: it is the share of the probability to sample from")
+    values = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    return Sampling(
+        temperature=temperature if _asks_for_sampling(given, values) else 0.0,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=_read_penalty(given, "repetition_penalty", 1.0, at_least=0.01, at_most=100.0),
+        frequency_penalty=_read_penalty(given, "frequency_penalty", 0.0, at_least=-_PENALTY_MAX, at_most=_PENALTY_MAX),
+        presence_penalty=_read_penalty(given, "presence_penalty", 0.0, at_least=-_PENALTY_MAX, at_most=_PENALTY_MAX),
+        seed=seed,
+        logprobs=_read_logprobs(given.get("logprobs")),
+    )
+
+
+def _asks_for_sampling(given: Mapping[str, Any], values: Mapping[str, float]) -> bool:
+    asked = [name for name, neutral in _NEUTRAL.items() if values[name] != neutral]
     if "do_sample" in given and not checks.boolean("do_sample", given["do_sample"]):
         # A temperature of 0 means greedy as well, so it agrees with this.
         if any(name for name in asked if values[name] != 0.0):
             raise InvalidInput(
                 f"do_sample is false, which makes {asked[0]} = {values[asked[0]]:g} meaningless: drop one"
             )
-        return None
-    if temperature == 0.0:
+        return False
+    if values["temperature"] == 0.0:
         if given.get("do_sample"):
             raise InvalidInput("temperature = 0 means greedy, which do_sample = true contradicts: drop one of them")
+        return False
+    return bool(asked or given.get("do_sample"))
+
+
+def _read_penalty(given: Mapping[str, Any], name: str, neutral: float, *, at_least: float, at_most: float) -> float:
+    return float(checks.number(name, given.get(name, neutral), at_least=at_least, at_most=at_most))
+
+
+def _read_logprobs(value: object) -> int | None:
+    """`true` asks for the chosen tokens' alone."""
+    if value is None or value is False:
         return None
-    if not asked and not given.get("do_sample"):
-        return None
-    return Sampling(temperature, top_p, top_k, seed)
+    if value is True:
+        return 0
+    return checks.whole_number("logprobs", value, at_least=0, at_most=_LOGPROBS_MAX)
 
 
 def _read_stop(value: object) -> tuple[str, ...]:

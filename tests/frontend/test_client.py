@@ -307,10 +307,12 @@ def test_broken_stream_never_ends_like_a_whole_one(run_dir: Path, planned: Seque
         run(work, run_dir)
 
 
+@pytest.mark.parametrize(("limit", "number"), [("CHUNKS_BEHIND_MAX", 10), ("BYTES_BEHIND_MAX", 10)])
 def test_reader_that_stops_reading_loses_its_stream_and_not_the_memory(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, limit: str, number: int
 ) -> None:
-    monkeypatch.setattr("frontend.calls.CHUNKS_BEHIND_MAX", 10)
+    # A small number is one byte on the wire.
+    monkeypatch.setattr(f"frontend.calls.{limit}", number)
 
     async def work(client: ModelClient) -> None:
         call = client.submit_stream("echo", 1)

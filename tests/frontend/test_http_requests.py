@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from shared.errors import Code
-from shared.messages import Timings
+from frontend.calls import StreamCall
+from frontend.responses import KEEP_ALIVE
+from frontend.surfaces.base import Exchange
+from frontend.surfaces.native import NativeEvents
+from shared.errors import Code, RequestError
+from shared.messages import RequestId, Timings
 from tests.fronts import Front, raw_request, read_response
 from tests.stub_broker import (
     Answer,
@@ -272,6 +279,25 @@ def test_client_that_leaves_is_noticed_and_the_server_told(
     wait_for(lambda: f"client_gone request_id={marker} model=echo status=499" in front.log(), "it is logged")
 
 
+def test_client_that_leaves_with_a_second_request_behind_the_first_is_noticed(front: Front, broker: StubBroker) -> None:
+    broker.behave = silent
+    with front.connect() as connection:
+        first = raw_request("/models/echo", b'{"inputs": 1}', "X-Request-Id: first-of-two")
+        connection.sendall(first + raw_request("/models/echo", b'{"inputs": 2}'))
+        wait_for(lambda: any(request.header.request_id == "first-of-two" for request in broker.requests), "it is there")
+    wait_for(lambda: last(broker, "first-of-two").header.id in broker.cancelled, "the server is told", 10)
+
+
+def test_client_that_leaves_after_a_long_body_is_noticed(front: Front, broker: StubBroker) -> None:
+    """The server stops reading a connection with so much on it, and must go on for the end to be seen."""
+    broker.behave = silent
+    body = b'{"inputs": "' + b"x" * 90_000 + b'"}'
+    with front.connect() as connection:
+        connection.sendall(raw_request("/models/echo", body, "X-Request-Id: long"))
+        wait_for(lambda: any(request.header.request_id == "long" for request in broker.requests), "it is there")
+    wait_for(lambda: last(broker, "long").header.id in broker.cancelled, "the server is told", 10)
+
+
 def test_client_that_leaves_in_the_middle_of_its_body_reaches_no_model(front: Front, broker: StubBroker) -> None:
     count = len(broker.requests)
     with front.connect() as connection:
@@ -429,6 +455,36 @@ def test_client_that_leaves_a_stream_cancels_it(front: Front, broker: StubBroker
     ) as answer:
         next(answer.iter_text())
     wait_for(lambda: last(broker, "left-stream").header.id in broker.cancelled, "the server is told", 5)
+
+
+def test_silent_stream_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.surfaces.base.KEEP_ALIVE_S", 0.01)
+    sent: list[bytes] = []
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        call = StreamCall(RequestId(b"1" * 16), loop, lambda request_id: None)
+        comments = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b""))
+            if sent.count(KEEP_ALIVE) == 2:
+                comments.set()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        services: Any = SimpleNamespace(client=SimpleNamespace(submit_stream=lambda *arguments, **options: call))
+        exchange = Exchange(services, {"headers": []}, receive, send)
+        streaming = asyncio.ensure_future(exchange.stream(1, None, NativeEvents()))
+        await comments.wait()
+        call.push("a", 1)
+        call.fail(RequestError("died", code=Code.MODEL_CRASHED))
+        assert await streaming == 502
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+    text = b"".join(sent).replace(KEEP_ALIVE, b"").decode()
+    assert events(text) == [("", "a"), ("error", {"error": "died", "error_type": "model_crashed"})]
 
 
 # --- what there is ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ class Waiter:
 
     def fail(self, error: RequestError) -> None: ...
 
-    def push(self, value: object) -> bool:
+    def push(self, value: object, size_bytes: int) -> bool:
         return True
 
 

@@ -1,4 +1,7 @@
-"""Text generation: answers that do not depend on what shares their batch, and end where they should."""
+"""Text generation: answers that do not depend on what shares their batch, and end where they should.
+
+Here in whole batches, for models that cannot be driven step by step; `test_runtime_generation_steps.py` has the rest.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,8 @@ def loaded(source: str | Path) -> Any:
 
 
 def load(source: str | Path, **options: object) -> Any:
-    model = registry.build(RuntimeSpec("tiny", str(source), "text-generation", options=dict(options)))
+    options = {"continuous_batching": False, **options}
+    model = registry.build(RuntimeSpec("tiny", str(source), "text-generation", options=options))
     model.load("cpu")
     return model
 
@@ -258,7 +262,11 @@ def test_the_answer_fills_what_is_left_of_the_positions_and_no_more(directories:
         ([{"role": "user"}], {}, r"inputs\[0\] must be a message"),
         ([{"role": "user", "content": 5}], {}, r"inputs\[0\].content must be a string, got 5"),
         ([{"role": "user", "content": [{"type": "image"}]}], {}, r"content\[0\] must be a text part"),
-        ("fox", {"max_tokens": 5}, "unknown parameter 'max_tokens'; known parameters: do_sample, max_new_tokens"),
+        (
+            "fox",
+            {"max_tokens": 5},
+            "unknown parameter 'max_tokens'; known parameters: do_sample, frequency_",
+        ),
         ("fox", {"max_new_tokens": 10**9}, "max_new_tokens = 1000000000 and a prompt of"),
         ("fox", {"max_new_tokens": 1e9}, "max_new_tokens must be a whole number, got 1000000000.0"),
         ("fox", {"max_new_tokens": 1.5}, "max_new_tokens must be a whole number, got 1.5"),
@@ -276,6 +284,14 @@ def test_the_answer_fills_what_is_left_of_the_positions_and_no_more(directories:
         ("fox", {"top_k": -1}, "top_k must be at least 0"),
         ("fox", {"seed": -1}, "seed must be at least 0"),
         ("fox", {"seed": 2**64}, "seed must be at most"),
+        ("fox", {"min_p": 2}, "min_p must be a number from 0 to 1, got 2"),
+        ("fox", {"min_p": 0.1, "do_sample": False}, "do_sample is false, which makes min_p = 0.1 meaningless"),
+        ("fox", {"frequency_penalty": 3}, "frequency_penalty must be a number from -2 to 2, got 3"),
+        ("fox", {"presence_penalty": "x"}, "presence_penalty must be a number from -2 to 2, got 'x'"),
+        ("fox", {"logprobs": 21}, "logprobs must be at most 20, got 21"),
+        ("fox", {"logprobs": "all"}, "logprobs must be a whole number, got 'all'"),
+        ("fox", {"logprobs": 2}, "logprobs needs continuous batching, .* not asked for"),
+        ("fox", {"presence_penalty": 1}, "presence_penalty needs continuous batching"),
         ("fox", {"repetition_penalty": 0}, "repetition_penalty must be a number from 0.01 to 100"),
         ("fox", {"stop": [""]}, "stop must hold strings of 1 to 256 characters"),
         ("fox", {"stop": [5]}, r"stop\[0\] must be a string"),
@@ -354,6 +370,8 @@ def test_the_default_length_is_an_option(directories: dict[str, Path]) -> None:
     assert got["generated_tokens"] == 3
     with pytest.raises(LoadError, match="options of model 'tiny': unknown parameter 'max_tokens'"):
         load(directories["LlamaForCausalLM"], max_tokens=3)
+    with pytest.raises(LoadError, match="options of model 'tiny': cache_tokens must be at least 1, got 0"):
+        load(directories["LlamaForCausalLM"], cache_tokens=0)
 
 
 @pytest.mark.parametrize("class_name", CLASSES)

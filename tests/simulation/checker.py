@@ -75,6 +75,8 @@ class Place:
     progress_count: int = 0
     batches: list[tuple[bool, dict[RequestId, int]]] = field(default_factory=list)
     """Alone or not, and the items not reported yet with their attempts; the first batch is the one that runs."""
+    concurrency: int = 0
+    """Above 0: it batches continuously, so that all it holds is one batch, of at most so many."""
 
 
 class Checker:
@@ -132,6 +134,7 @@ class Checker:
         place.heard_s = now_s
         if isinstance(event, ReplicaPhaseChanged):
             place.ready = place.ready or event.phase is Phase.READY
+            place.concurrency = max(place.concurrency, event.concurrency)
             place.doomed = place.doomed or event.phase is Phase.FAILED
         elif isinstance(event, ReplicaPulsed):
             if event.progress_count != place.progress_count:
@@ -210,13 +213,16 @@ class Checker:
             raise Violation(f"{batch.slot}#{batch.incarnation} was given work that it cannot do")
         if now_s >= max(place.heard_s, self.listening_since_s) + self.settings.replica_silence_s:
             raise Violation(f"{batch.slot}#{batch.incarnation} was given work, and is silent")
-        if len(place.batches) >= 2:
+        if len(place.batches) >= 2 and not place.concurrency:
             raise Violation(f"{batch.slot}#{batch.incarnation} was given a third batch")
         if place.batches and (batch.alone or place.batches[0][0]):
             raise Violation(f"{batch.slot}#{batch.incarnation} holds company for a request that must run alone")
         model = self.models[batch.slot]
-        if len(batch.entries) > model.max_batch_size:
+        held = sum(len(items) for _, items in place.batches)
+        if not place.concurrency and len(batch.entries) > model.max_batch_size:
             raise Violation(f"{batch.slot}: {len(batch.entries)} items in a batch of at most {model.max_batch_size}")
+        if place.concurrency and held + len(batch.entries) > place.concurrency:
+            raise Violation(f"{batch.slot} holds {held + len(batch.entries)} items, and takes {place.concurrency}")
         for entry in batch.entries:
             life = self._alive(entry.id, "sent to a process")
             life.sent += 1
@@ -232,7 +238,11 @@ class Checker:
                 raise Violation(f"{entry.id.hex()} was sent again after {life.deaths} deaths")
         if not place.batches:
             place.progressed_s = now_s
-        place.batches.append((batch.alone, {entry.id: entry.attempt for entry in batch.entries}))
+        items = {entry.id: entry.attempt for entry in batch.entries}
+        if place.concurrency and place.batches:
+            place.batches[0][1].update(items)
+        else:
+            place.batches.append((batch.alone, items))
 
     def saw_chunk(self, chunk: RelayChunk) -> None:
         life = self._alive(chunk.id, "sent a chunk")
@@ -278,6 +288,8 @@ class Checker:
         """After each call of the broker: nobody rests while there is work, and no deadline has passed unnoticed."""
         assigned = {item for place in self.places.values() for _, items in place.batches for item in items}
         waiting = {life.arrived.model for life in self.lives.values() if life.arrived.id not in assigned}
+        # The order is strict, so one that waits for a process of its own may hold up those behind it.
+        to_be_alone = {life.arrived.model for life in self.lives.values() if life.deaths}
         for life in self.lives.values():
             if now_s > life.arrived.deadline_s + LATE_REPLY_S:
                 raise Violation(f"{life.arrived.id.hex()} has no answer {now_s - life.arrived.deadline_s:.3f} s late")
@@ -285,10 +297,15 @@ class Checker:
             if not place.doomed:
                 self._judge_patience(slot, place, now_s)
             heard = now_s < place.heard_s + self.settings.replica_silence_s
-            if place.ready and not place.doomed and heard and not place.batches:
-                model = self.models[slot]
-                if model.name in waiting and model.max_wait_s == 0.0:
-                    raise Violation(f"{slot} rests while a request waits for {model.name}")
+            model = self.models[slot]
+            if not (place.ready and heard and model.name in waiting) or place.doomed:
+                continue
+            if not place.batches and (place.concurrency or model.max_wait_s == 0.0):
+                raise Violation(f"{slot} rests while a request waits for {model.name}")
+            if place.batches and model.name not in to_be_alone:
+                [(alone, items), *_] = place.batches
+                if not alone and len(items) < place.concurrency:
+                    raise Violation(f"{slot} has room while a request waits for {model.name}")
 
     def _judge_patience(self, slot: SlotName, place: Place, now_s: float) -> None:
         """Whether a process that loads, hangs or is silent is still endured too long."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from model_worker.broker.effects import BatchEntry, SendBatch
 from model_worker.broker.events import (
@@ -48,6 +50,9 @@ class Process:
         self._cancelled: set[RequestId] = set()
         self._steps = 0
         self._busy = False
+        # With continuous batching: what runs, and how many steps each still takes.
+        self.concurrency = world.concurrency[self.model]
+        self._running: dict[BatchEntry, int] = {}
         # Those of the running batch that are about to end this process, one way or another.
         self.culprits: list[RequestId] = []
         # Its last words take longer than the news of its death.
@@ -126,7 +131,15 @@ class Process:
         mixes_parameters: bool = False,
     ) -> ReplicaPhaseChanged:
         return ReplicaPhaseChanged(
-            self.slot, self.incarnation, phase, progress, detail, permanent, mixes_parameters, max_batch_cost=100
+            self.slot,
+            self.incarnation,
+            phase,
+            progress,
+            detail,
+            permanent,
+            mixes_parameters,
+            max_batch_cost=100,
+            concurrency=self.concurrency if phase is Phase.READY else 0,
         )
 
     def _pulse(self) -> None:
@@ -138,6 +151,9 @@ class Process:
     # --- what the broker tells it --------------------------------------------------------------------------------
 
     def take_batch(self, batch: SendBatch) -> None:
+        if self.concurrency:
+            self._join(batch)
+            return
         self._batches.append(batch)
         self._later(0.0, self._work)
 
@@ -164,13 +180,50 @@ class Process:
         elif "hanging" in natures:
             return
         elif "faulty" in natures:
-            self._later(duration_s, lambda: self._break(batch))
+            self._later(duration_s, lambda: self._break(batch.entries))
         elif self._is_moody(self.world.weather.batch_crashes):
             self._later(self.rng.uniform(0.0, duration_s), lambda: self.die(self.rng.choice((-9, -6, 72))))
         else:
             for step in range(1, 4):
                 self._later(duration_s * step / 4, lambda: self._stream(entries))
             self._later(duration_s, lambda: self._complete(batch))
+
+    def _join(self, batch: SendBatch) -> None:
+        for entry in batch.entries:
+            self._running[entry] = self.rng.randint(1, 8) * (10 if self.world.nature(entry.id) == "slow" else 1)
+        if not self._busy:
+            self._busy = True
+            self._later(0.0, self._step)
+
+    def _step(self) -> None:
+        """One step of all that runs; what is cancelled leaves before it."""
+        for entry in [entry for entry in self._running if entry.id in self._cancelled]:
+            del self._running[entry]
+            self._report(entry, Code.CANCELLED)
+        entries = list(self._running)
+        natures = {self.world.nature(entry.id) for entry in entries}
+        self.culprits = [entry.id for entry in entries if self.world.nature(entry.id) in ("poison", "hanging")]
+        self._busy = bool(entries)
+        if not entries or "hanging" in natures:
+            return
+        duration_s = self.rng.uniform(0.005, 0.05)
+        if "poison" in natures:
+            self._later(self.rng.uniform(0.0, duration_s), lambda: self.die(self.rng.choice((-9, -11))))
+        elif "faulty" in natures:
+            self._later(duration_s, lambda: self._break(entries))
+        elif self._is_moody(self.world.weather.batch_crashes / 5):
+            self._later(self.rng.uniform(0.0, duration_s), lambda: self.die(self.rng.choice((-9, -6, 72))))
+        else:
+            self._later(duration_s, lambda: self._end_step(entries))
+
+    def _end_step(self, entries: list[BatchEntry]) -> None:
+        self._stream(entries)
+        for entry in entries:
+            self._running[entry] -= 1
+            if self._running[entry] == 0:
+                del self._running[entry]
+                self._report(entry, Code.INVALID_INPUT if self.world.nature(entry.id) == "invalid" else Code.OK)
+        self._step()
 
     def _stream(self, entries: list[BatchEntry]) -> None:
         self._steps += 1
@@ -195,12 +248,14 @@ class Process:
         self._busy = False
         self._later(0.0, self._work)
 
-    def _break(self, batch: SendBatch) -> None:
+    def _break(self, entries: Sequence[BatchEntry]) -> None:
         """The device is lost: who was alone is told so, others may be innocent, and the process ends."""
-        code = Code.MODEL_ERROR if len(batch.entries) == 1 else Code.REPLICA_FAULT
-        for entry in batch.entries:
+        code = Code.MODEL_ERROR if len(entries) == 1 else Code.REPLICA_FAULT
+        for entry in entries:
             self._report(entry, code)
-        self._batches.popleft()
+            self._running.pop(entry, None)
+        if self._batches:
+            self._batches.popleft()
         self._later(self.rng.choice((0.01, 0.01, 3.0)), lambda: self.die(71))
 
     def _report(self, entry: BatchEntry, code: Code) -> None:

@@ -15,6 +15,7 @@ from model_worker.broker.dispatch import Dispatcher
 from model_worker.broker.effects import KillReplica, ReleasePayload, SendReply
 from model_worker.broker.ledger import Ledger
 from model_worker.broker.machine import Broker
+from model_worker.broker.models import Model
 from model_worker.broker.records import Credit, Replica, ReplicaState, Request
 from model_worker.broker.slots import SlotKeeper
 from model_worker.broker.suspicion import Suspicion
@@ -99,12 +100,13 @@ def runs_everything_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def prefetches_behind_suspects(patch: pytest.MonkeyPatch) -> None:
+    credit: Any = Replica.credit
+
     def careless(self: Replica) -> Credit:
-        if not self.is_ready:
-            return Credit.NONE
-        if self.running is None:
-            return Credit.IDLE
-        return Credit.PREFETCH if self.prefetched is None else Credit.NONE
+        if self.is_ready and self.running is not None and self.prefetched is None and not self.concurrency:
+            return Credit.PREFETCH
+        found: Credit = credit.fget(self)
+        return found
 
     patch.setattr(Replica, "credit", property(careless))
 
@@ -125,6 +127,22 @@ def ignores_the_batch_limit(patch: pytest.MonkeyPatch) -> None:
         return [request for _ in range(2) if self.head is not None for request in take(self, limits)]
 
     patch.setattr(Backlog, "take", greedy)
+
+
+def overfills_continuous_batches(patch: pytest.MonkeyPatch) -> None:
+    def roomy(self: Replica) -> int:
+        return 0 if self.running is not None and self.running.alone else self.concurrency
+
+    patch.setattr(Replica, "room", property(roomy))
+
+
+def joins_suspects(patch: pytest.MonkeyPatch) -> None:
+    roomiest = Model.roomiest
+    patch.setattr(Model, "roomiest", lambda self, alone: roomiest(self, alone=False))
+
+
+def sends_continuous_work_batch_by_batch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Replica, "room", property(lambda self: self.concurrency if self.running is None else 0))
 
 
 def gives_work_to_the_dying(patch: pytest.MonkeyPatch) -> None:
@@ -208,6 +226,9 @@ def kills_the_wrong_incarnation(patch: pytest.MonkeyPatch) -> None:
         (prefetches_behind_suspects, "holds company for a request that must run alone"),
         (loses_credit, "rests while a request waits"),
         (ignores_the_batch_limit, "items in a batch of at most|has company"),
+        (overfills_continuous_batches, "items, and takes"),
+        (joins_suspects, "holds company for a request that must run alone|has company"),
+        (sends_continuous_work_batch_by_batch, "has room while a request waits"),
         (gives_work_to_the_dying, "work that it cannot do"),
         (fences_no_attempts, "another attempt"),
         (fences_no_incarnations, "was believed|work that it cannot do|loads at once"),

@@ -118,3 +118,8 @@ def draw_settings(rng: random.Random) -> BrokerSettings:
         replica_silence_kill_s=12.0,
         stop_timeout_s=2.0,
     )
+
+
+def draw_concurrency(rng: random.Random, settings: BrokerSettings) -> dict[str, int]:
+    """Which models batch continuously, and how many requests their processes run at once; 0: they do not."""
+    return {model.name: rng.choice((0, 0, 0, 1, 3, 20)) for model in settings.models}

@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from model_worker.broker import effects as do
 from model_worker.broker import events as happened
@@ -20,7 +21,7 @@ from tests.simulation.checker import Checker, Violation
 from tests.simulation.clock import Clock
 from tests.simulation.fronts import Front
 from tests.simulation.processes import Process
-from tests.simulation.weather import Nature, draw_settings, draw_weather
+from tests.simulation.weather import Nature, draw_concurrency, draw_settings, draw_weather
 
 STEPS_MAX = 200_000
 VALIDATE_EVERY = 25
@@ -40,6 +41,8 @@ class World:
         self.weather = draw_weather(self.rng)
         self.models = {slot.name: slot.model for slot in self.settings.slots}
         self.mixes_parameters = self.rng.random() < 0.3
+        # How many requests a process runs at once, by model; 0: it computes batch by batch.
+        self.concurrency = draw_concurrency(random.Random(f"{seed} concurrency"), self.settings)
         self.broker = Broker(self.settings, 0.0)
         self.checker = Checker(self.settings)
         # What an input is, by the number that its id starts with; the same number is the same payload.

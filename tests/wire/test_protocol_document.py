@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args
 
 import msgpack
 import pytest
+from msgspec import NODEFAULT, inspect
 
 from shared import messages, sockets, tensors, values, wire
 from shared.errors import Code
 from shared.json_text import dump_json
-from shared.messages import FRAME_BYTES_MAX, KINDS, WIRE_VERSION, Kind, Phase
+from shared.messages import FRAME_BYTES_MAX, KINDS, TEXT_CHARS_MAX, WIRE_VERSION, Kind, Phase
+from tests.wire_records import record_fields
 
 TEXT = (Path(messages.__file__).parent / "PROTOCOL.md").read_text()
 DIRECTIONS = {
@@ -65,32 +66,57 @@ def number(value: float) -> str:
     return {2**63 - 1: "2^63-1", 2**31 - 1: "2^31-1", 1 - 2**31: "-(2^31-1)"}.get(int(value), str(value))
 
 
-def allowed(rule: wire.Rule) -> str:
-    if rule.kind == "float":
-        return "finite"
-    if rule.range:
-        return " to ".join(number(bound) for bound in rule.range)
-    if rule.kind == "id":
-        return "16 bytes"
-    if not rule.lengths:
-        return ""
-    unit = {"bytes": "bytes", "str": "characters", "text": "characters"}.get(rule.kind, "entries")
-    return f"up to {rule.lengths[1]} {unit}"
+def kind(field: inspect.Type) -> str:
+    """The type of a field, in the words of the page."""
+    match field:
+        case inspect.BytesType(min_length=16):
+            return "id"
+        case inspect.BytesType():
+            return "bytes"
+        case inspect.StrType(max_length=limit):
+            return "text" if limit == TEXT_CHARS_MAX else "str"
+        case inspect.DictType(value_type=inspect.UnionType()):
+            return "map"
+        case inspect.DictType(value_type=value):
+            return f"map of {kind(value)}"
+        case inspect.VarTupleType(item_type=item):
+            return f"array of {kind(item)}"
+        case inspect.StructType(cls=record) | inspect.EnumType(cls=record):
+            return record.__name__
+    return type(field).__name__.removesuffix("Type").lower()
 
 
-def default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
+def allowed(field: inspect.Type) -> str:
+    match field:
+        case inspect.FloatType():
+            return "finite"
+        case inspect.IntType(ge=low, le=high):
+            assert low is not None
+            assert high is not None
+            return f"{number(low)} to {number(high)}"
+        case inspect.BytesType(min_length=16, max_length=16):
+            return "16 bytes"
+        case inspect.BytesType(max_length=limit):
+            return f"up to {limit} bytes"
+        case inspect.StrType(max_length=limit):
+            return f"up to {limit} characters"
+        case inspect.DictType(max_length=limit) | inspect.VarTupleType(max_length=limit):
+            return f"up to {limit} entries"
+    return ""
+
+
+def default(field: inspect.Field) -> str:
+    if field.default is not NODEFAULT:
         return f"`{notation(field.default)}`"
-    if field.default_factory is dataclasses.MISSING:
+    if field.default_factory is NODEFAULT:
         return "required"
     made = field.default_factory()
-    return f"`{notation(list(dataclasses.astuple(made)) if isinstance(made, messages.Timings) else made)}`"
+    return f"`{notation(list(made.by_name().values()) if isinstance(made, messages.Timings) else made)}`"
 
 
 def expected_rows(record: type) -> list[list[str]]:
     return [
-        [f"`{rule.name}`", rule.kind, allowed(rule), default(field)]
-        for rule, field in zip(wire.rules(record), dataclasses.fields(record), strict=True)
+        [f"`{field.name}`", kind(field.type), allowed(field.type), default(field)] for field in record_fields(record)
     ]
 
 
@@ -119,16 +145,15 @@ def test_every_field_of_a_message_is_described_in_wire_order(record: type) -> No
 def nested_records() -> list[type]:
     found: list[type] = []
 
-    def visit(hint: Any) -> None:
-        for inner in get_args(hint) or [hint]:
-            if isinstance(inner, type) and dataclasses.is_dataclass(inner) and inner not in found:
-                found.append(inner)
-                for nested in get_type_hints(inner).values():
-                    visit(nested)
+    def visit(record: type) -> None:
+        for field in record_fields(record):
+            inner = field.type.item_type if isinstance(field.type, inspect.VarTupleType) else field.type
+            if isinstance(inner, inspect.StructType) and inner.cls not in found:
+                found.append(inner.cls)
+                visit(inner.cls)
 
     for record in KINDS:
-        for hint in get_type_hints(record).values():
-            visit(hint)
+        visit(record)
     return found
 
 
@@ -192,12 +217,12 @@ def test_every_code_and_phase_is_listed() -> None:
 def test_the_limits_are_those_of_the_code() -> None:
     flat = " ".join(TEXT.split())
     for sentence in (
-        f"A header has at most {wire.HEADER_BYTES_MAX} bytes, an array in it at most {wire.RECORDS_MAX} entries, "
-        f"a map at most {wire.MAP_ENTRIES_MAX}.",
-        f"at most {wire.MAP_DEPTH_MAX} levels deep",
+        f"A header has at most {wire.HEADER_BYTES_MAX} bytes, an array in it at most {messages.RECORDS_MAX} entries, "
+        f"a map at most {messages.MAP_ENTRIES_MAX}.",
+        f"at most {messages.MAP_DEPTH_MAX} levels deep",
         f"Parts of {values.OWN_FRAME_BYTES_MIN} bytes and more go as frames of their own.",
         f"Arrays and maps are nested at most {values.DEPTH_MAX} levels deep. "
-        f"A value has at most {FRAME_BYTES_MAX} bytes in all, and {wire.FRAMES_MAX} frames.",
+        f"A value has at most {FRAME_BYTES_MAX} bytes in all, and {messages.FRAMES_MAX} frames.",
         f"| `MAXMSGSIZE` | {FRAME_BYTES_MAX} bytes |",
         f"| `LINGER` | {sockets.LINGER_MS} ms |",
         f"A path may have {sockets.SOCKET_PATH_BYTES_MAX} bytes.",
@@ -211,4 +236,4 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 
 def test_a_value_of_the_largest_size_fits_the_frames_of_a_record() -> None:
-    assert wire.FRAMES_MAX == FRAME_BYTES_MAX // values.OWN_FRAME_BYTES_MIN + 1
+    assert messages.FRAMES_MAX == FRAME_BYTES_MAX // values.OWN_FRAME_BYTES_MIN + 1

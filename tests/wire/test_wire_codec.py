@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import random
 from collections.abc import Callable
@@ -15,11 +14,14 @@ import pytest
 import zmq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shared import wire
 from shared.errors import Code, ProtocolError
 from shared.messages import (
+    FRAMES_MAX,
     KINDS,
+    RECORDS_MAX,
     Batch,
     Cancel,
     ChunkHeader,
@@ -83,7 +85,7 @@ def test_each_kind_has_its_own_prefix(record: type) -> None:
 
 
 def framed(message: Any) -> list[Any]:
-    values = [getattr(message, field.name) for field in dataclasses.fields(message)]
+    values = [getattr(message, name) for name in message.__struct_fields__]
     return [
         record for value in values if isinstance(value, tuple) for record in value if hasattr(record, "frame_count")
     ]
@@ -141,7 +143,7 @@ def test_defaults_are_not_shared_between_messages() -> None:
 
 
 def test_a_missing_field_without_default_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="at least 10 fields, got 9"):
+    with pytest.raises(ProtocolError, match=r"RequestHeader is refused: .* at least length 10, got 9"):
         decode(altered(Submit((HEADER,)), lambda row: row[0][0].__delitem__(slice(9, None)), (b"payload",)))
 
 
@@ -164,7 +166,7 @@ BAD_FIELDS: list[tuple[str, object]] = [
     ("stream", 1),
     ("retryable", None),
     ("frame_count", -1),
-    ("frame_count", wire.FRAMES_MAX + 1),
+    ("frame_count", FRAMES_MAX + 1),
     ("request_id", ["r"]),
     ("traceparent", {}),
 ]
@@ -172,14 +174,14 @@ BAD_FIELDS: list[tuple[str, object]] = [
 
 @pytest.mark.parametrize(("field", "value"), BAD_FIELDS, ids=lambda value: repr(value)[:20])
 def test_a_field_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
-    position = [f.name for f in dataclasses.fields(RequestHeader)].index(field)
+    position = RequestHeader.__struct_fields__.index(field)
     with pytest.raises(ProtocolError, match=f"RequestHeader.{field} "):
         decode(altered(Submit((HEADER,)), lambda row: row[0][0].__setitem__(position, value), (b"payload",)))
 
 
 @pytest.mark.parametrize(("field", "value"), BAD_FIELDS, ids=lambda value: repr(value)[:20])
 def test_what_would_be_refused_is_not_sent(field: str, value: Any) -> None:
-    bad = dataclasses.replace(HEADER, **{field: value})
+    bad = structs.replace(HEADER, **{field: value})
     with pytest.raises(ProtocolError, match=f"RequestHeader.{field} "):
         wire.check(bad)
     with pytest.raises(ProtocolError, match=f"RequestHeader.{field} "):
@@ -188,15 +190,15 @@ def test_what_would_be_refused_is_not_sent(field: str, value: Any) -> None:
 
 def test_text_that_is_not_unicode_is_not_sent() -> None:
     with pytest.raises(ProtocolError, match="RequestHeader"):
-        wire.check(dataclasses.replace(HEADER, model="\ud800"))
+        wire.check(structs.replace(HEADER, model="\ud800"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_floats_that_would_stay_in_every_sum_are_refused(value: float) -> None:
-    with pytest.raises(ProtocolError, match="forward_ms is finite"):
+    with pytest.raises(ProtocolError, match=r"Timings.forward_ms is refused"):
         encode(Reply((ReplyHeader(ID, Code.OK, 0, timings=Timings(forward_ms=value)),)))
     sent = altered(Reply((ReplyHeader(ID, Code.OK, 0),)), lambda row: row[0][0][7].__setitem__(2, value))
-    with pytest.raises(ProtocolError, match="forward_ms is finite"):
+    with pytest.raises(ProtocolError, match=r"Timings.forward_ms is refused"):
         decode(sent)
 
 
@@ -213,9 +215,9 @@ def test_numbers_of_numpy_are_sent_as_plain_ones() -> None:
 
 
 def test_unknown_codes_and_phases_are_refused() -> None:
-    with pytest.raises(ProtocolError, match="code 'fine' is not one of ok, bad_request"):
+    with pytest.raises(ProtocolError, match=r"ReplyHeader.code is refused: .* 'fine'"):
         decode(altered(Reply((ReplyHeader(ID, Code.OK, 0),)), lambda row: row[0][0].__setitem__(1, "fine")))
-    with pytest.raises(ProtocolError, match="phase 'asleep' is not one of starting"):
+    with pytest.raises(ProtocolError, match=r"State.phase is refused: .* 'asleep'"):
         decode(altered(State("qa/0", 1, Phase.READY), lambda row: row.__setitem__(2, "asleep")))
 
 
@@ -244,17 +246,17 @@ def test_messages_without_records_have_no_frames() -> None:
 
 
 def test_ids_in_a_list_are_checked_too() -> None:
-    with pytest.raises(ProtocolError, match="16 bytes"):
+    with pytest.raises(ProtocolError, match=r"Cancel.ids is refused"):
         encode(Cancel((ID, RequestId(b"x"))))
-    with pytest.raises(ProtocolError, match="16 bytes"):
+    with pytest.raises(ProtocolError, match=r"Cancel.ids is refused"):
         decode(altered(Cancel((ID,)), lambda row: row[0].append("x")))
 
 
 def test_too_many_records_are_refused() -> None:
-    ids = (ID,) * (wire.RECORDS_MAX + 1)
-    with pytest.raises(ProtocolError, match="ids has 0 to 65536"):
+    ids = (ID,) * (RECORDS_MAX + 1)
+    with pytest.raises(ProtocolError, match=r"Cancel.ids is refused: .* length <= 65536"):
         encode(Cancel(ids))
-    with pytest.raises(ProtocolError, match="max_array_len"):
+    with pytest.raises(ProtocolError, match=r"Cancel.ids is refused: .* length <= 65536"):
         decode([b"\x01\x03", msgpack.packb([list(ids)])])
 
 
@@ -269,11 +271,10 @@ def test_a_header_too_large_is_refused_before_it_is_unpacked() -> None:
 def test_counts_are_whole_numbers_under_names() -> None:
     counters = ModelCounters("qa", 0, {"ok": 1}, {}, 0, 0, 0, {}, 0.0, {}, 0.0, {}, {})
     wire.check(counters)
-    rule = next(rule for rule in wire.rules(ModelCounters) if rule.name == "ended")
-    assert rule.to_held
-    for bad in ({"ok": -1}, {"ok": True}, {"ok": 1.5}, {b"ok": 1}, {"k" * 300: 1}):
-        with pytest.raises(ProtocolError, match="map of int"):
-            rule.to_held(bad)
+    bad_counts: list[Any] = [{"ok": -1}, {"ok": True}, {"ok": 1.5}, {b"ok": 1}, {"k" * 300: 1}]
+    for bad in bad_counts:
+        with pytest.raises(ProtocolError, match=r"ModelCounters.ended is refused"):
+            wire.check(structs.replace(counters, ended=bad))
 
 
 # --- reports of failures do not fail -----------------------------------------------------------------------------
@@ -328,16 +329,22 @@ def test_maps_are_bounded_in_depth_and_type() -> None:
     def sent(detail: Any) -> list[bytes]:
         return altered(Reply((ReplyHeader(ID, Code.OK, 0),)), lambda row: row[0][0].__setitem__(9, detail))
 
-    decode(sent(nested(7)))
-    with pytest.raises(ProtocolError, match="deeper than 8"):
-        decode(sent(nested(8)))
-    for bad in ({b"k": 1}, {"k": msgpack.Timestamp(1)}):
-        with pytest.raises(ProtocolError, match="map"):
+    decode(sent(nested(8)))
+    with pytest.raises(ProtocolError, match=r"ReplyHeader.detail is refused"):
+        decode(sent(nested(9)))
+    for bad in (
+        {b"k": 1},
+        {"k": {b"k": 1}},
+        {"k": b"bytes"},
+        {"k": msgpack.Timestamp(1)},
+        {"k": msgpack.ExtType(5, b"x")},
+    ):
+        with pytest.raises(ProtocolError, match=r"ReplyHeader.detail is refused"):
             decode(sent(bad))
 
 
 def test_extension_types_are_refused() -> None:
-    with pytest.raises(ProtocolError, match="no extension types"):
+    with pytest.raises(ProtocolError, match=r"FrontPulse.pending is refused: .* got `ext`"):
         decode([b"\x01\x04", msgpack.packb([msgpack.ExtType(5, b"x")])])
 
 
