@@ -57,8 +57,8 @@ class CatalogueRoutes:
     async def models(self, request: Request) -> Response:
         """Every model of this service: its name, its task, and how it is."""
         self._check_key(request)
-        listed = [ListedModel(**model.model_dump(include={*ListedModel.model_fields})) for model in self._described()]
-        return json_response(ModelList(models=listed).model_dump())
+        listed = [model.model_dump(include={*ListedModel.model_fields}) for model in self._described()]
+        return json_response({"models": listed})
 
     async def model(self, request: Request, name: str) -> Response:
         """One model of this service."""

@@ -18,12 +18,10 @@ import psutil
 from shared.config import Config, ModelConfig
 from shared.errors import ConfigurationError
 from shared.processes import described
-from shared.sockets import RunDirectory
+from shared.sockets import SOCKET_PATH_BYTES_MAX, RunDirectory
 
 # supervisord's listening socket gets this suffix and a pid while it is being bound.
 CONTROL_SOCKET_ROOM_BYTES = len(os.fsencode("/supervisor.sock.4194304"))
-# Linux: sizeof(sockaddr_un.sun_path), less the ending zero.
-SOCKET_PATH_BYTES_MAX = 107
 # What the largest of the processes needs before the first connection, and a few connections. As in supervisord.conf.
 OPEN_FILES_MIN = 128
 # One descriptor per open connection, and a few dozen besides; below this a busy front worker runs out.

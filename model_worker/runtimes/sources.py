@@ -111,8 +111,9 @@ def describe(spec: RuntimeSpec) -> list[str]:
         return [f"a class of your own, in {find_module_file(source.location, [*sys.path, *spec.python_path])}"]
     if source.kind == "gguf":
         return [weights.layout(source.path)]
-    facts = [", ".join(_architectures(_transformer_directory(source.path))), weights.layout(source.path)]
-    if _brings_code(_transformer_directory(source.path)):
+    directory = _transformer_directory(source.path)
+    facts = [", ".join(_architectures(directory)), weights.layout(source.path)]
+    if _brings_code(directory):
         allowed = "is allowed" if spec.trust_remote_code else "runs only with trust_remote_code = true"
         facts.append(f"brings Python code of its own, which {allowed}")
     return [fact for fact in facts if fact]
