@@ -150,8 +150,6 @@ class Ledger:
                 timings=timings,
             )
         )
-        # The replica has reported it: there is nothing to cancel.
-        request.replica = request.batch = None
         self._end(request, event.code)
 
     def release(self, requests: Iterable[Request]) -> None:
@@ -171,8 +169,9 @@ class Ledger:
         model = self._models[request.model]
         if request.state is RequestState.QUEUED:
             model.backlog.remove(request)
-        if request.replica is not None:
-            self._cancels.setdefault(request.replica, []).append(request.id)
+        if request.replica is not None and request.batch is not None:
+            if request.id in request.batch.open:  # else the replica has reported it
+                self._cancels.setdefault(request.replica, []).append(request.id)
             request.replica = request.batch = None
         self._move(request, RequestState.ENDED)
         model.tally.ended[code.value] += 1

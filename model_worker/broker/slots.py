@@ -127,7 +127,11 @@ class SlotKeeper:
         replica.progress = event.progress
         if event.phase is Phase.FAILED:
             self._failing(replica, event.detail or "failed without a reason", event.permanent, now_s)
-        elif event.phase is Phase.READY and replica.state is ReplicaState.LOADING:
+        elif event.phase is not Phase.READY:
+            if replica.state is ReplicaState.READY:
+                # It gets no more work, and nothing would ever end it: what is loaded stays so until the process ends.
+                self.fail(replica, f"said {event.phase.value!r} after it was ready", now_s)
+        elif replica.state is ReplicaState.LOADING:
             self._ready(replica, event, now_s)
         self._models[replica.model].note_credit(replica)
 

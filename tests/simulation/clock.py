@@ -1,4 +1,7 @@
-"""A virtual clock: actions happen in order of time, then of scheduling, and nothing ever waits."""
+"""A virtual clock, connections that take their time, and whoever acts by it. Nothing ever waits.
+
+Actions happen in order of time, then of scheduling.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +43,29 @@ class Wire:
     def carry(self, latency_s: float, action: Action) -> None:
         self._last_s = max(self._last_s, self._clock.now_s + latency_s)
         self._clock.at(self._last_s, action)
+
+
+class Actor:
+    """A front or a process: it acts while it lives, and not while it is stopped."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.dead = False
+        self._stopped_until_s = 0.0
+
+    def stop_for(self, seconds: float) -> None:
+        """SIGSTOP, and later SIGCONT: what was to happen meanwhile happens then."""
+        self._stopped_until_s = self.clock.now_s + seconds
+
+    def later(self, delay_s: float, action: Action) -> None:
+        """Acts then, if it lives."""
+
+        def act() -> None:
+            if self.dead:
+                return
+            if self.clock.now_s < self._stopped_until_s:
+                self.clock.at(self._stopped_until_s, act)
+            else:
+                action()
+
+        self.clock.after(delay_s, act)

@@ -1,8 +1,8 @@
-"""Simulated fronts: they send requests of every kind, change their minds, die silently, and come back as others."""
+"""Simulated fronts: they send requests of every kind, change their minds, are slow, die silently, and come back as
+others."""
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING
 
 from model_worker.broker.events import (
@@ -15,79 +15,97 @@ from model_worker.broker.events import (
     RequestCancelled,
 )
 from shared.messages import RequestId
-from tests.simulation.clock import Action, Wire
+from tests.simulation.clock import Actor, Wire
+from tests.simulation.faults import Fault, dice
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 PULSE_S = 1.0
+BURST = 30
 
 
-class Front:
+class Front(Actor):
     """One connection of a front worker; dies once, and is then replaced."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world.clock)
         self.world = world
-        self.rng = random.Random(world.rng.random())
+        self.name = f"front{number}"
+        self.rng = dice(world.recipe.seed, self.name)
         self.id = FrontId(self.rng.randbytes(5))
-        self.dead = False
         self._wire = Wire(world.clock)
         self._say(FrontJoined(self.id))
         self._pulse()
         # Half of the fronts come before anything is loaded, half when something may be.
-        self._later(self.rng.choice((0.0, 4.0)), self._submit)
-
-    def _later(self, delay_s: float, action: Action) -> None:
-        self.world.clock.after(delay_s, lambda: None if self.dead else action())
+        self.later(self.rng.choice((0.0, 4.0)), self._submit)
 
     def _say(self, event: Event) -> None:
-        self._wire.carry(self.rng.uniform(0.0, 0.005), lambda: self.world.deliver(event))
+        latency_s = self.rng.uniform(0.0, self.world.weather.front_latency_s)
+        self._wire.carry(latency_s, lambda: self.world.deliver(event))
+
+    def _strikes(self, fault: Fault) -> bool:
+        return self.world.faults.strikes(fault, self.name)
 
     def _pulse(self) -> None:
         self._say(FrontPulsed(self.id))
-        weather = self.world.weather
-        if self.rng.random() < weather.fronts_die:
+        if self._strikes(Fault.FRONT_DEATH):
             self._die()
-        elif self.rng.random() < weather.fronts_leave:
+        elif self._strikes(Fault.FRONT_LEAVES):
             self._die()
-            self.world.clock.after(self.rng.uniform(0.0, 0.01), lambda: self.world.deliver(FrontLeft(self.id)))
-        self._later(PULSE_S, self._pulse)
+            self.clock.after(self.rng.uniform(0.0, 0.01), lambda: self.world.deliver(FrontLeft(self.id)))
+        elif self._strikes(Fault.FRONT_FREEZE):
+            self.stop_for(self.rng.choice((1.0, 3.5, 8.0)))
+        self.later(PULSE_S, self._pulse)
 
     def _die(self) -> None:
         self.dead = True
-        self.world.clock.after(self.rng.uniform(0.0, 2.0), self._come_back)
-
-    def _come_back(self) -> None:
-        Front(self.world)
+        self.clock.after(self.rng.uniform(0.0, 2.0), self.world.add_front)
 
     def _submit(self) -> None:
-        number = self.world.take_request_number()
-        if number is None:
-            return
-        rng, weather = self.rng, self.world.weather
+        for _ in range(BURST if self._strikes(Fault.BURST) else 1):
+            number = self.world.take_request_number()
+            if number is None:
+                return
+            self._send_request(number)
+        self.later(self.rng.expovariate(1.0 / self.world.weather.request_every_s), self._submit)
+
+    def _send_request(self, number: int) -> None:
+        world, weather = self.world, self.world.weather
+        # Its own dice, so that it stays what it is when others are left out.
+        rng = dice(world.recipe.seed, "request", number)
+        name = f"request{number}"
         payload = number.to_bytes(8, "big")
-        bad = [known for known, nature in self.world.natures.items() if nature in ("poison", "hanging")]
-        if bad and rng.random() < 0.1:
-            payload = rng.choice(bad)  # somebody tries again what ended badly
-        elif payload not in self.world.natures:
-            [self.world.natures[payload]] = rng.choices(list(weather.natures), list(weather.natures.values()))
+        if rng.random() < 0.1:
+            payload = world.bad_payload(rng) or payload  # somebody tries again what ended badly
         request_id = RequestId(payload + number.to_bytes(8, "big"))
+        world.give_nature(payload)
+        is_misfit = world.faults.strikes(Fault.MISFIT, name)
+        is_large = rng.random() < 0.5
+        patience_s = rng.choice((0.05, 1.0, 5.0, 30.0)) * rng.uniform(0.5, 1.5)
+        if world.faults.strikes(Fault.LATE_ARRIVAL, name):
+            patience_s = -rng.choice((0.0, 0.5))
         arrived = RequestArrived(
             front=self.id,
             id=request_id,
-            model="nobody" if rng.random() < weather.misfits else rng.choice(self.world.settings.models).name,
+            model="nobody" if is_misfit and not is_large else rng.choice(world.settings.models).name,
             operation=rng.choice(("predict", "predict", "other")),
             batch_key=rng.choice((b"", b"", b"warm")),
             cost_hint=rng.choice((0, 0, rng.randint(1, 60))),
-            body_bytes=2_000_000 if rng.random() < weather.misfits else rng.randint(1, 400),
-            deadline_s=self.world.clock.now_s + rng.choice((0.05, 1.0, 5.0, 30.0)) * rng.uniform(0.5, 1.5),
+            body_bytes=2_000_000 if is_misfit and is_large else rng.randint(1, 400),
+            deadline_s=self.clock.now_s + patience_s,
             priority=rng.choice((0, 0, 0, -1, 1, 5)),
             stream=rng.random() < weather.streams,
             retryable=rng.random() >= weather.unretryable,
+            request_id=f"r{number}",
         )
+        if number in world.recipe.skipped:
+            return
         self._say(arrived)
-        if rng.random() < weather.duplicates:
+        if world.faults.strikes(Fault.DUPLICATE, name):
             self._say(arrived)
-        if rng.random() < weather.cancels:
-            self._later(rng.uniform(0.0, 1.0), lambda: self._say(RequestCancelled(self.id, request_id)))
-        self._later(rng.expovariate(1.0 / weather.request_every_s), self._submit)
+        if world.faults.strikes(Fault.CANCEL, name):
+            self.later(rng.uniform(0.0, 1.0), lambda: self._say(RequestCancelled(self.id, request_id)))
+        if world.faults.strikes(Fault.FOREIGN_CANCEL, name):
+            foreign = world.some_request(rng)
+            self.later(rng.uniform(0.0, 1.0), lambda: self._say(RequestCancelled(self.id, foreign)))

@@ -1,17 +1,15 @@
 """Simulated model processes: they load, compute, crash, hang, freeze, lie, and say things after they are dead.
 
-They know the broker only by the events that their world delivers for them.
+They know the broker only by the events that their world delivers for them. How they compute is in `Computer`, what
+they say of it in `Process`.
 """
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from model_worker.broker.effects import BatchEntry, SendBatch
 from model_worker.broker.events import (
@@ -25,101 +23,100 @@ from model_worker.broker.events import (
 )
 from shared.errors import Code
 from shared.messages import Phase, RequestId, SlotName
-from tests.simulation.clock import Action, Wire
+from tests.simulation.clock import Actor, Wire
+from tests.simulation.faults import Fault, dice
+from tests.simulation.lies import lie_about, lie_about_phase
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 PULSE_S = 1.0
+ENDS_ITS_PROCESS = (Fault.POISON, Fault.HANGING)
+CRASHES = (-9, -11, -6, 72, 0)
 
 
-class Process:
-    """One incarnation of a slot."""
+class Process(Actor):
+    """One incarnation of a slot: its life, and what it says."""
 
     def __init__(self, world: World, slot: SlotName, incarnation: int) -> None:
+        super().__init__(world.clock)
         self.world = world
         self.slot = slot
         self.incarnation = incarnation
-        self.model = world.models[slot]
-        self.dead = False
-        self.rng = random.Random(f"{world.seed} {slot} {incarnation}")
+        self.name = f"{slot}#{incarnation}"
+        self.rng = dice(world.recipe.seed, self.name)
         self._to_broker = Wire(world.clock)
         self.from_broker = Wire(world.clock)
-        self._frozen_until_s = 0.0
-        self._batches: deque[SendBatch] = deque()
-        self._cancelled: set[RequestId] = set()
-        self._steps = 0
-        self._busy = False
-        # With continuous batching: what runs, and how many steps each still takes.
-        self.concurrency = world.concurrency[self.model]
-        self._running: dict[BatchEntry, int] = {}
-        # Those of the running batch that are about to end this process, one way or another.
-        self.culprits: list[RequestId] = []
+        # While a computation holds the interpreter, its other threads say nothing.
+        self._mute_until_s = 0.0
+        self.steps = 0
+        self._stepped_s = 0.0
         # Its last words take longer than the news of its death.
-        self._is_slow_speaker = self.rng.random() < world.weather.late_words
+        self._speech_s = 0.5 if world.faults.strikes(Fault.LATE_WORDS, self.name) else 0.002
+        self.computer = Computer(self, world.weather.concurrency[world.models[slot]])
         self._load()
 
-    # --- time, speech, death -------------------------------------------------------------------------------------
+    # --- speech, death -------------------------------------------------------------------------------------------
 
-    def _later(self, delay_s: float, action: Action) -> None:
-        """Acts then, if it lives; a frozen process acts when it thaws."""
-
-        def act() -> None:
-            if self.dead:
-                return
-            if self.world.clock.now_s < self._frozen_until_s:
-                self.world.clock.at(self._frozen_until_s, act)
-            else:
-                action()
-
-        self.world.clock.after(delay_s, act)
-
-    def _say(self, event: Event) -> None:
-        latency_s = self.rng.uniform(0.0, 0.5 if self._is_slow_speaker else 0.002)
+    def say(self, event: Event) -> None:
+        latency_s = self.rng.uniform(0.0, self._speech_s) + max(0.0, self._mute_until_s - self.clock.now_s)
         self._to_broker.carry(latency_s, lambda: self.world.deliver(event))
+
+    def mute_for(self, seconds: float) -> None:
+        self._mute_until_s = self.clock.now_s + seconds
 
     def die(self, exit_code: int) -> None:
         if self.dead:
             return
         self.dead = True
-        self.world.process_died(self)
+        self.world.process_died(self.computer.culprits)
         exited = ReplicaExited(self.slot, self.incarnation, exit_code)
-        self.world.clock.after(self.rng.uniform(0.0, 0.05), lambda: self.world.deliver(exited))
+        self.clock.after(self.rng.uniform(0.0, 0.05), lambda: self.world.deliver(exited))
 
-    def _is_moody(self, chance: float) -> bool:
-        return self.world.clock.now_s >= self.world.weather.moody_after_s and self.rng.random() < chance
+    def kill(self, delay_s: float) -> None:
+        if self.world.faults.strikes(Fault.SLOW_KILL, self.name):
+            delay_s += self.rng.uniform(0.0, 10.0)
+        self.clock.after(delay_s, lambda: self.die(-9))
+
+    def strikes(self, fault: Fault) -> bool:
+        return self.clock.now_s >= self.world.weather.moody_after_s and self.world.faults.strikes(fault, self.name)
+
+    def count_step(self) -> None:
+        self.steps += 1
+        self._stepped_s = self.clock.now_s
 
     # --- loading -------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
-        weather, rng = self.world.weather, self.rng
-        self._later(rng.uniform(0.01, 0.5), lambda: self._say(ReplicaConnected(self.slot, self.incarnation)))
-        self._later(0.5, lambda: self._say(self._phase(Phase.LOADING, progress=0.5)))
+        rng = self.rng
+        self.later(rng.uniform(0.01, 0.5), lambda: self.say(ReplicaConnected(self.slot, self.incarnation)))
+        self.later(0.5, lambda: self.say(self._phase(Phase.LOADING, progress=0.5)))
         load_s = rng.uniform(0.6, 3.0)
-        if self._is_moody(weather.load_hangs):
+        if self.strikes(Fault.LOAD_HANG):
             return
-        if self._is_moody(weather.load_crashes):
-            self._later(load_s, lambda: self.die(rng.choice((-9, -11, 1, 0))))
-        elif self._is_moody(weather.load_fails):
-            self._later(load_s, self._fail_to_load)
+        if self.strikes(Fault.LOAD_CRASH):
+            self.later(load_s, lambda: self.die(rng.choice((-9, -11, 1, 0))))
+        elif self.strikes(Fault.LOAD_FAILURE):
+            self.later(load_s, self._fail_to_load)
         else:
-            self._later(load_s, self._ready)
+            self.later(load_s, self._ready)
 
     def _fail_to_load(self) -> None:
-        self._say(self._phase(Phase.FAILED, detail="no such file", permanent=self.rng.random() < 0.1))
+        self.say(self._phase(Phase.FAILED, detail="no such file", permanent=self.rng.random() < 0.1))
         if self.rng.random() < 0.8:
-            self._later(self.rng.uniform(0.0, 0.1), lambda: self.die(70))
+            self.later(self.rng.uniform(0.0, 0.1), lambda: self.die(70))
 
     def _ready(self) -> None:
         rng = self.rng
-        ready = self._phase(Phase.READY, mixes_parameters=self.world.mixes_parameters)
-        self._say(ready)
+        ready = self._phase(Phase.READY, mixes_parameters=self.world.weather.mixes_parameters)
+        self.say(ready)
         self._pulse()
-        if rng.random() < self.world.weather.lies:
-            self._say(ready)
-        if self._is_moody(self.world.weather.load_crashes / 2):
+        if self.strikes(Fault.PHASE_LIE):
+            told = lie_about_phase(ready, rng)
+            self.later(rng.uniform(0.0, 5.0), lambda: self.say(told))
+        if self.strikes(Fault.READY_CRASH):
             # It dies as soon as it has spoken, so that its exit may be noticed first.
-            self._later(rng.uniform(0.0, 0.05), lambda: self.die(-9))
+            self.later(rng.uniform(0.0, 0.05), lambda: self.die(-9))
 
     def _phase(
         self,
@@ -139,32 +136,53 @@ class Process:
             permanent,
             mixes_parameters,
             max_batch_cost=100,
-            concurrency=self.concurrency if phase is Phase.READY else 0,
+            concurrency=self.computer.concurrency if phase is Phase.READY else 0,
         )
 
     def _pulse(self) -> None:
-        self._say(ReplicaPulsed(self.slot, self.incarnation, self._steps, 0.0, 1 << 20))
-        if self._is_moody(self.world.weather.freezes):
-            self._frozen_until_s = self.world.clock.now_s + self.rng.choice((2.0, 5.0, 40.0))
-        self._later(PULSE_S, self._pulse)
+        now_s = self.clock.now_s
+        if now_s < self._mute_until_s:
+            self.later(self._mute_until_s - now_s, self._pulse)
+            return
+        self.say(ReplicaPulsed(self.slot, self.incarnation, self.steps, now_s - self._stepped_s, 1 << 20))
+        if self.strikes(Fault.FREEZE):
+            self.stop_for(self.rng.choice((2.0, 5.0, 40.0)))
+        if self.strikes(Fault.IDLE_CRASH):
+            self.later(self.rng.uniform(0.0, PULSE_S), lambda: self.die(self.rng.choice(CRASHES)))
+        self.later(PULSE_S, self._pulse)
 
-    # --- what the broker tells it --------------------------------------------------------------------------------
+    def stop(self) -> None:
+        if not self.world.faults.strikes(Fault.STOP_IGNORED, self.name):
+            self.later(self.rng.uniform(0.0, 0.2), lambda: self.die(0))
+
+
+class Computer:
+    """What one process computes: batch by batch, or step by step where requests join and leave."""
+
+    def __init__(self, process: Process, concurrency: int) -> None:
+        self._process = process
+        self._world = process.world
+        self._rng = process.rng
+        self.concurrency = concurrency
+        # Those of the running batch that are about to end this process, one way or another.
+        self.culprits: list[RequestId] = []
+        self._batches: deque[SendBatch] = deque()
+        self._cancelled: set[RequestId] = set()
+        self._busy = False
+        # With continuous batching: what runs, and how many steps each still takes.
+        self._running: dict[BatchEntry, int] = {}
 
     def take_batch(self, batch: SendBatch) -> None:
         if self.concurrency:
             self._join(batch)
             return
         self._batches.append(batch)
-        self._later(0.0, self._work)
+        self._process.later(0.0, self._work)
 
     def cancel(self, ids: tuple[RequestId, ...]) -> None:
         self._cancelled.update(ids)
 
-    def stop(self) -> None:
-        if self.rng.random() >= self.world.weather.ignores_stop:
-            self._later(self.rng.uniform(0.0, 0.2), lambda: self.die(0))
-
-    # --- computing -----------------------------------------------------------------------------------------------
+    # --- batch by batch ------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         if self._busy or not self._batches:
@@ -172,28 +190,42 @@ class Process:
         self._busy = True
         batch = self._batches[0]
         entries = [entry for entry in batch.entries if entry.id not in self._cancelled]
-        natures = {self.world.nature(entry.id) for entry in entries}
-        self.culprits = [entry.id for entry in entries if self.world.nature(entry.id) in ("poison", "hanging")]
-        duration_s = self.rng.uniform(0.005, 0.15) * (20 if "slow" in natures else 1)
-        if "poison" in natures:
-            self._later(self.rng.uniform(0.0, duration_s), lambda: self.die(self.rng.choice((-9, -11))))
-        elif "hanging" in natures:
+        duration_s = self._rng.uniform(0.005, 0.15) * (20 if self._has(entries, Fault.SLOW) else 1)
+        if self._ends_badly(entries, duration_s, batch_crash=Fault.BATCH_CRASH):
             return
-        elif "faulty" in natures:
-            self._later(duration_s, lambda: self._break(batch.entries))
-        elif self._is_moody(self.world.weather.batch_crashes):
-            self._later(self.rng.uniform(0.0, duration_s), lambda: self.die(self.rng.choice((-9, -6, 72))))
-        else:
-            for step in range(1, 4):
-                self._later(duration_s * step / 4, lambda: self._stream(entries))
-            self._later(duration_s, lambda: self._complete(batch))
+        process = self._process
+        if process.strikes(Fault.GIL_HELD):
+            duration_s = self._rng.uniform(1.0, 7.0)
+            process.mute_for(duration_s)
+        for step in range(1, 4):
+            process.later(duration_s * step / 4, lambda: self._stream(entries))
+        process.later(duration_s, lambda: self._complete(batch))
+
+    def _complete(self, batch: SendBatch) -> None:
+        process = self._process
+        process.count_step()
+        entries = list(batch.entries)
+        self._rng.shuffle(entries)
+        code = Code.OUT_OF_MEMORY if process.strikes(Fault.BATCH_OUT_OF_MEMORY) else None
+        for entry in entries:
+            told = partial(self._report, entry, code or self._outcome(entry))
+            if process.strikes(Fault.LAGGARD):
+                process.later(self._rng.uniform(0.0, 0.3), told)
+            elif not process.strikes(Fault.FORGOTTEN_ITEM):
+                told()
+        self._batches.popleft()
+        self._busy = False
+        process.later(0.0, self._work)
+
+    # --- step by step --------------------------------------------------------------------------------------------
 
     def _join(self, batch: SendBatch) -> None:
         for entry in batch.entries:
-            self._running[entry] = self.rng.randint(1, 8) * (10 if self.world.nature(entry.id) == "slow" else 1)
+            is_slow = self._world.natures.get(entry.id[:8]) is Fault.SLOW
+            self._running[entry] = self._rng.randint(1, 8) * (10 if is_slow else 1)
         if not self._busy:
             self._busy = True
-            self._later(0.0, self._step)
+            self._process.later(0.0, self._step)
 
     def _step(self) -> None:
         """One step of all that runs; what is cancelled leaves before it."""
@@ -201,20 +233,10 @@ class Process:
             del self._running[entry]
             self._report(entry, Code.CANCELLED)
         entries = list(self._running)
-        natures = {self.world.nature(entry.id) for entry in entries}
-        self.culprits = [entry.id for entry in entries if self.world.nature(entry.id) in ("poison", "hanging")]
         self._busy = bool(entries)
-        if not entries or "hanging" in natures:
-            return
-        duration_s = self.rng.uniform(0.005, 0.05)
-        if "poison" in natures:
-            self._later(self.rng.uniform(0.0, duration_s), lambda: self.die(self.rng.choice((-9, -11))))
-        elif "faulty" in natures:
-            self._later(duration_s, lambda: self._break(entries))
-        elif self._is_moody(self.world.weather.batch_crashes / 5):
-            self._later(self.rng.uniform(0.0, duration_s), lambda: self.die(self.rng.choice((-9, -6, 72))))
-        else:
-            self._later(duration_s, lambda: self._end_step(entries))
+        duration_s = self._rng.uniform(0.005, 0.05)
+        if entries and not self._ends_badly(entries, duration_s, batch_crash=Fault.BATCH_CRASH):
+            self._process.later(duration_s, lambda: self._end_step(entries))
 
     def _end_step(self, entries: list[BatchEntry]) -> None:
         self._stream(entries)
@@ -222,33 +244,28 @@ class Process:
             self._running[entry] -= 1
             if self._running[entry] == 0:
                 del self._running[entry]
-                self._report(entry, Code.INVALID_INPUT if self.world.nature(entry.id) == "invalid" else Code.OK)
+                if not self._process.strikes(Fault.FORGOTTEN_ITEM):
+                    self._report(entry, self._outcome(entry))
         self._step()
 
-    def _stream(self, entries: list[BatchEntry]) -> None:
-        self._steps += 1
-        for entry in entries:
-            if entry.stream:
-                self._say(ChunkArrived(self.slot, self.incarnation, entry.id, entry.attempt))
+    # --- both ----------------------------------------------------------------------------------------------------
 
-    def _complete(self, batch: SendBatch) -> None:
-        self._steps += 1
-        entries = list(batch.entries)
-        self.rng.shuffle(entries)
-        for entry in entries:
-            code = Code.INVALID_INPUT if self.world.nature(entry.id) == "invalid" else Code.OK
-            if entry.id in self._cancelled:
-                code = Code.CANCELLED
-            if self.rng.random() < self.world.weather.laggards:
-                # It is finished after the next batch has begun, perhaps after that has ended.
-                self._later(self.rng.uniform(0.0, 0.3), partial(self._report, entry, code))
-            else:
-                self._report(entry, code)
-        self._batches.popleft()
-        self._busy = False
-        self._later(0.0, self._work)
+    def _has(self, entries: Sequence[BatchEntry], nature: Fault) -> bool:
+        return any(self._world.natures.get(entry.id[:8]) is nature for entry in entries)
 
-    def _break(self, entries: Sequence[BatchEntry]) -> None:
+    def _ends_badly(self, entries: list[BatchEntry], duration_s: float, *, batch_crash: Fault) -> bool:
+        """Whether this computation will never complete."""
+        process, natures = self._process, self._world.natures
+        self.culprits = [entry.id for entry in entries if natures.get(entry.id[:8]) in ENDS_ITS_PROCESS]
+        if self._has(entries, Fault.POISON) or process.strikes(batch_crash):
+            process.later(self._rng.uniform(0.0, duration_s), lambda: process.die(self._rng.choice(CRASHES)))
+        elif self._has(entries, Fault.FAULTY):
+            process.later(duration_s, lambda: self._break(entries))
+        else:
+            return self._has(entries, Fault.HANGING)
+        return True
+
+    def _break(self, entries: list[BatchEntry]) -> None:
         """The device is lost: who was alone is told so, others may be innocent, and the process ends."""
         code = Code.MODEL_ERROR if len(entries) == 1 else Code.REPLICA_FAULT
         for entry in entries:
@@ -256,14 +273,31 @@ class Process:
             self._running.pop(entry, None)
         if self._batches:
             self._batches.popleft()
-        self._later(self.rng.choice((0.01, 0.01, 3.0)), lambda: self.die(71))
+        self._process.later(self._rng.choice((0.01, 0.01, 3.0)), lambda: self._process.die(71))
+
+    def _outcome(self, entry: BatchEntry) -> Code:
+        if entry.id in self._cancelled:
+            return Code.CANCELLED
+        match self._world.natures.get(entry.id[:8]):
+            case Fault.INVALID:
+                return Code.INVALID_INPUT
+            case Fault.COSTLY:
+                return Code.OUT_OF_MEMORY
+        return Code.MODEL_ERROR if self._process.strikes(Fault.ITEM_FAILURE) else Code.OK
+
+    def _stream(self, entries: list[BatchEntry]) -> None:
+        process = self._process
+        process.count_step()
+        for entry in entries:
+            if entry.stream:
+                process.say(ChunkArrived(process.slot, process.incarnation, entry.id, entry.attempt))
 
     def _report(self, entry: BatchEntry, code: Code) -> None:
-        cost = self.rng.randint(1, 40)
-        told = ItemFinished(self.slot, self.incarnation, entry.id, entry.attempt, code, cost, 1.0, 2.0, 0.5, 1, "")
-        lies = self.rng.random() < self.world.weather.lies
-        if lies:
-            self._say(replace(told, attempt=entry.attempt + self.rng.choice((-1, 1))))
-        self._say(told)
-        if lies:
-            self._say(told)
+        process = self._process
+        cost = self._rng.randint(1, 40)
+        told = ItemFinished(process.slot, process.incarnation, entry.id, entry.attempt, code, cost, 1.0, 2.0, 0.5, 1)
+        lies: tuple[list[Event], list[Event]] = ([], [])
+        if process.strikes(Fault.LIE):
+            lies = lie_about(told, self._rng, process.world.some_request(self._rng))
+        for event in (*lies[0], told, *lies[1]):
+            process.say(event)

@@ -1,0 +1,183 @@
+"""What must hold between any two turns of the model server, and when it has stopped.
+
+Judged from outside, but for what only the core can know: that it keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from model_worker.broker.machine import Broker
+from shared.messages import RequestId, SlotName
+from tests.simulation.checker import LATE_REPLY_S, Checker
+from tests.simulation.outside import Place
+from tests.simulation.promises import Promise, Violation
+
+LATE_KILL_S = 1.0
+LATE_BATCH_S = 0.25
+# A spawn that fails at once is looked at again in the next turn, which comes within a second.
+LATE_SPAWN_S = 1.25
+
+
+def judge_turn(checker: Checker, payloads: Collection[RequestId], now_s: float) -> None:
+    """After the broker has settled."""
+    _judge_requests(checker, now_s)
+    _judge_bounds(checker)
+    for slot, place in checker.places.items():
+        if place.doomed:
+            _judge_ending(checker, slot, place, now_s)
+        else:
+            _judge_patience(checker, slot, place, now_s)
+        if place.is_ready and now_s < place.heard_s + checker.settings.replica_silence_s:
+            _judge_rest(checker, slot, place, now_s)
+    _judge_cancels(checker)
+    if checker.grace_ends_s is None and checker.stopped is None:
+        _judge_vacancies(checker, now_s)
+    if payloads != checker.lives.keys():
+        raise Violation(Promise.NOTHING_KEPT, f"{len(payloads)} payloads are kept for {len(checker.lives)} requests")
+
+
+def _judge_requests(checker: Checker, now_s: float) -> None:
+    grace_ends_s = checker.grace_ends_s
+    gave_up_s = None if grace_ends_s is None else max(grace_ends_s, checker.listening_since_s) + LATE_REPLY_S
+    for life in checker.lives.values():
+        name = life.arrived.id.hex()
+        if now_s > life.arrived.deadline_s + LATE_REPLY_S:
+            raise Violation(Promise.IN_TIME, f"{name} has no answer {now_s - life.arrived.deadline_s:.3f} s late")
+        if life.cancelled:
+            raise Violation(Promise.NOBODY_WAITS, f"{name} was cancelled, and is kept")
+        if life.during_drain:
+            raise Violation(Promise.DRAINING, f"{name} was let in while the server drains")
+        if life.banned:
+            raise Violation(Promise.POISON, f"{name} was let in, and its payload is banned")
+        if gave_up_s is not None and now_s > gave_up_s:
+            raise Violation(Promise.DRAINING, f"{name} has no answer, and the grace is over")
+
+
+def _judge_bounds(checker: Checker) -> None:
+    """What was never sent to a process waits for its first turn; only that is bounded at the door."""
+    for model in checker.settings.models:
+        fresh = [life for life in checker.waiting[model.name].values() if life.sent == 0]
+        slots = [slot for slot, owner in checker.models.items() if owner.name == model.name]
+        # What idle replicas can take does not wait, unless it waits for company or the replica is lost meanwhile.
+        room = sum(max(model.max_batch_size, checker.slots[slot].concurrency_max) for slot in slots)
+        count_max = model.queue_size_max + room
+        if len(fresh) > count_max:
+            raise Violation(Promise.BOUNDS, f"{len(fresh)} requests wait for {model.name}, {count_max} may")
+        waiting_bytes = sum(life.arrived.body_bytes for life in fresh)
+        if waiting_bytes > model.queue_bytes_max:
+            raise Violation(Promise.BOUNDS, f"{waiting_bytes} bytes wait for {model.name}")
+
+
+def _judge_rest(checker: Checker, slot: SlotName, place: Place, now_s: float) -> None:
+    """Whether a process that could do more has reason to rest."""
+    model = checker.models[slot]
+    waiting = checker.waiting[model.name].values()
+    if not waiting:
+        return
+    if not place.batches:
+        head = min(waiting, key=lambda life: life.urgency)
+        held_until_s = head.arrived_s + model.max_wait_s + LATE_BATCH_S
+        may_hold = model.max_wait_s > 0.0 and not place.concurrency and checker.grace_ends_s is None
+        if not may_hold or now_s > max(held_until_s, checker.listening_since_s):
+            raise Violation(Promise.CONSERVATION, f"{slot} rests while a request waits for {model.name}")
+        return
+    # The order is strict, so one that waits for a process of its own may hold up those behind it.
+    if any(life.deaths for life in waiting):
+        return
+    [(alone, items), *_] = place.batches
+    if not alone and len(items) < place.concurrency:
+        raise Violation(Promise.CONSERVATION, f"{slot} has room while a request waits for {model.name}")
+
+
+def _judge_patience(checker: Checker, slot: SlotName, place: Place, now_s: float) -> None:
+    """Whether a process that loads, hangs or is silent is still endured too long."""
+    model, settings = checker.models[slot], checker.settings
+    hangs_s = now_s - max(checker.listening_since_s, place.progressed_s)
+    if place.batches and hangs_s > model.batch_timeout_s + settings.pulse_tolerance_s + LATE_KILL_S:
+        raise Violation(Promise.PATIENCE, f"{slot} hangs for {hangs_s:.3f} s")
+    silent_s = now_s - max(checker.listening_since_s, place.heard_s)
+    if place.was_ready and not place.batches and silent_s > settings.replica_silence_kill_s + LATE_KILL_S:
+        raise Violation(Promise.PATIENCE, f"{slot} is silent for {silent_s:.3f} s")
+    loads_s = now_s - max(checker.listening_since_s, place.born_s)
+    if not place.was_ready and loads_s > model.load_timeout_s + LATE_KILL_S:
+        raise Violation(Promise.PATIENCE, f"{slot} loads for {loads_s:.3f} s")
+
+
+def _judge_ending(checker: Checker, slot: SlotName, place: Place, now_s: float) -> None:
+    """Whether a process that is to end by itself, and does not, is ended."""
+    stays_s = now_s - max(checker.listening_since_s, place.doomed_s)
+    # Told that it fails, it may be told to stop in its last moment, and has its time once more.
+    if not place.killed and stays_s > 2 * checker.settings.stop_timeout_s + LATE_KILL_S:
+        raise Violation(Promise.PATIENCE, f"{slot} cannot go on, and stays for {stays_s:.3f} s")
+
+
+def _judge_cancels(checker: Checker) -> None:
+    for slot, incarnation, request_id in checker.owed_cancels:
+        place = checker.places.get(slot)
+        if place is None or place.incarnation != incarnation or place.doomed:
+            continue  # there is nobody to tell
+        if any(request_id in items for _, items in place.batches):
+            raise Violation(Promise.CANCELS_TOLD, f"{slot} was not told that nobody waits for {request_id.hex()}")
+    checker.owed_cancels.clear()
+
+
+def _judge_vacancies(checker: Checker, now_s: float) -> None:
+    loads = sum(not place.was_ready for place in checker.places.values())
+    if loads >= checker.settings.parallel_loads:
+        checker.no_room_s = now_s
+        return
+    for name, slot in checker.slots.items():
+        due_s = max(slot.fillable_s, checker.listening_since_s, checker.no_room_s)
+        if name not in checker.places and now_s > due_s + LATE_SPAWN_S:
+            raise Violation(Promise.REFILL, f"{name} is vacant {now_s - due_s:.3f} s after its back-off")
+
+
+# --- the end -----------------------------------------------------------------------------------------------------
+
+
+def judge_end(checker: Checker, broker: Broker, payloads: Collection[RequestId]) -> None:
+    """After the server has stopped."""
+    if checker.lives:
+        raise Violation(Promise.ONE_ANSWER, f"{[life.hex() for life in checker.lives]} were never answered")
+    if payloads:
+        raise Violation(Promise.NOTHING_KEPT, f"{len(payloads)} payloads are kept for nobody")
+    _judge_counters(checker, broker)
+    _judge_remains(broker)
+
+
+def _judge_counters(checker: Checker, broker: Broker) -> None:
+    for totals in broker.counters():
+        seen = {code: count for (model, code), count in checker.finished.items() if model == totals.model}
+        if totals.ended != seen:
+            raise Violation(Promise.COUNTERS, f"{totals.model} counts {totals.ended}, and what ended was {seen}")
+        seen = {code: count for (model, code), count in checker.refused.items() if model == totals.model}
+        if totals.rejected != seen:
+            raise Violation(Promise.COUNTERS, f"{totals.model} counts {totals.rejected}, and refused were {seen}")
+        if totals.admitted != sum(totals.ended.values()):
+            raise Violation(Promise.COUNTERS, f"{totals.model} counts {totals.admitted} admitted requests")
+
+
+def _judge_remains(broker: Broker) -> None:
+    """The one look into the core: whether anything is left of what has ended."""
+    remains: list[object] = [*broker.ledger.requests, *broker.keeper.replicas()]
+    for front in broker.fronts.values():
+        remains += front.requests
+    for model in broker.models.values():
+        remains += [*model.backlog, *model.idle, *model.prefetchable, *model.joinable, *model.ready]
+        if model.waiting_count or model.waiting_bytes:
+            remains.append(f"{model.waiting_count} requests, {model.waiting_bytes} bytes said to wait")
+    bans = sum(len(model.bans) for model in broker.models.values())
+    timed = len(broker.fronts) + len(broker.keeper.slots) + len(broker.models) + bans + 1
+    if len(broker.timers) > timed:
+        remains.append(f"{len(broker.timers)} timers for {timed} subjects at most")
+    if remains:
+        raise Violation(Promise.NOTHING_KEPT, f"the core keeps {remains[:5]}")
+
+
+def judge_slot_table(checker: Checker, broker: Broker, now_s: float) -> None:
+    """Slots as they are shown are those of the plan, in its order."""
+    planned = [(slot.name, slot.model, slot.device) for slot in checker.settings.slots]
+    shown = [(slot.slot, slot.model, slot.device) for slot in broker.slot_states(now_s)]
+    if shown != planned:
+        raise Violation(Promise.SLOT_TABLE, f"the slots are {shown}, and were planned as {planned}")
