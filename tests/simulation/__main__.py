@@ -1,9 +1,9 @@
 """Runs worlds again, makes failing ones smaller, and runs as many as fit into a time:
 
-    python -m tests.simulation --seed 7 --trace         one world, with every fact and order
-    python -m tests.simulation --seed 7 --shrink        the smallest world that still fails, with its trace
-    python -m tests.simulation --seed 0 --count 10000   many worlds
-    python -m tests.simulation --minutes 10             worlds on all cores (`make soak`)
+python -m tests.simulation --seed 7 --trace         one world, with every fact and order
+python -m tests.simulation --seed 7 --shrink        the smallest world that still fails, with its trace
+python -m tests.simulation --seed 0 --count 10000   many worlds
+python -m tests.simulation --minutes 10             worlds on all cores (`make soak`)
 """
 
 from __future__ import annotations

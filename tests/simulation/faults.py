@@ -1,7 +1,7 @@
 """Everything that can go wrong in a simulated world, and whether it does on a given occasion.
 
-Each occasion has a name, such as `batch_crash m0/1#3 7`, and its outcome depends on the seed and that name alone. So one
-fault can be spared while all the others stay what they are, which is how a failing world is made smaller.
+Each occasion has a name, such as `batch_crash m0/1#3 7`, and its outcome depends on the seed and that name alone. So
+one fault can be spared while all the others stay what they are, which is how a failing world is made smaller.
 """
 
 from __future__ import annotations

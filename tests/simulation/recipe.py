@@ -21,6 +21,6 @@ class Recipe:
 
     def __str__(self) -> str:
         return (
-            f"seed {self.seed}, at most {self.fronts_max} fronts, {self.models_max} models of {self.replicas_max} replicas, "
-            f"without {len(self.skipped)} requests and {len(self.spared)} faults"
+            f"seed {self.seed}, at most {self.fronts_max} fronts, {self.models_max} models of {self.replicas_max} "
+            f"replicas, without {len(self.skipped)} requests and {len(self.spared)} faults"
         )

@@ -1,7 +1,7 @@
 """Makes a failing world smaller: fewer fronts, replicas, requests and faults, while it still breaks the same promise.
 
-Whatever is left out changes nothing else that was drawn from the seed, but it changes what happens; so each smaller world
-is run, and taken only if it fails as well.
+Whatever is left out changes nothing else that was drawn from the seed, but it changes what happens; so each smaller
+world is run, and taken only if it fails as well.
 """
 
 from __future__ import annotations

@@ -115,5 +115,3 @@ def _work(seed: int, stride: int, seconds: float, reports: multiprocessing.Queue
             reports.put((tally, None))
             tally, reported_s = Tally(), time.monotonic()
     reports.put((tally, None))
-
-

@@ -1,7 +1,7 @@
 """The checker is checked: each bug is planted into the core, and the worlds must show it, for the right reason.
 
-The core's own invariants are switched off here, so that what catches the bug is the judgement from outside. Every promise
-has a bug that breaks it first.
+The core's own invariants are switched off here, so that what catches the bug is the judgement from outside. Every
+promise has a bug that breaks it first.
 """
 
 from __future__ import annotations
@@ -446,7 +446,11 @@ PLANTS: list[tuple[Plant, str, set[Promise]]] = [
     (stops_over_its_processes, "stopped over the processes", {Promise.DRAINING}),
     (counts_the_cancelled_as_served, "what ended was", {Promise.COUNTERS}),
     (miscounts_refusals, "refused were", {Promise.COUNTERS}),
-    (forgets_to_release_payloads, "payloads are kept|was cancelled, and is kept", {Promise.NOTHING_KEPT, Promise.NOBODY_WAITS}),
+    (
+        forgets_to_release_payloads,
+        "payloads are kept|was cancelled, and is kept",
+        {Promise.NOTHING_KEPT, Promise.NOBODY_WAITS},
+    ),
     (keeps_timers_of_what_has_ended, "timers for", {Promise.NOTHING_KEPT}),
 ]
 """Each bug, what its worlds say, and the promises that it may break first; the first one listed is what it is about."""

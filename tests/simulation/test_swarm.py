@@ -1,7 +1,8 @@
 """Thousands of worlds with seeded troubles: every promise is kept in each, each can be run again, and made smaller.
 
-A seed that fails is looked at with `python -m tests.simulation --seed N --shrink`, and what it shows becomes a scripted
-history in `tests/model_worker/test_broker_*.py`: those say what they are about, and survive changes of what a seed means.
+A seed that fails is looked at with `python -m tests.simulation --seed N --shrink`, and what it shows becomes a
+scripted history in `tests/model_worker/test_broker_*.py`: those say what they are about, and survive changes of what a
+seed means.
 """
 
 from __future__ import annotations

@@ -43,9 +43,7 @@ class World:
         self.recipe = recipe if isinstance(recipe, Recipe) else Recipe(recipe)
         seed = self.recipe.seed
         self.clock = Clock()
-        self.settings = draw_settings(
-            seed, models_max=self.recipe.models_max, replicas_max=self.recipe.replicas_max
-        )
+        self.settings = draw_settings(seed, models_max=self.recipe.models_max, replicas_max=self.recipe.replicas_max)
         self.weather = draw_weather(seed, self.settings)
         self.faults = Faults(seed, self.weather.chances, self.recipe.spared)
         self.models = {slot.name: slot.model for slot in self.settings.slots}
