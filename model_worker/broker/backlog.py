@@ -9,6 +9,7 @@ a batch costs as much as its dearest item times the number of items, so mates of
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 
@@ -18,6 +19,8 @@ from model_worker.broker.records import BatchLimits, Request
 
 GroupKey = tuple[str, bytes]
 """Requests share a batch only within a group: operation, and batch key unless the model mixes parameters."""
+UrgencyEntry = tuple[float, int, Request]
+"""Urgency, sequence, request."""
 CostEntry = tuple[int, float, int, Request]
 """Cost, urgency, sequence, request: by cost, and the more urgent first among equals. Sequences differ, so requests
 themselves are never compared."""
@@ -27,30 +30,43 @@ class Backlog:
     """The queued requests of one model, indexed by urgency and, within each group, by cost."""
 
     def __init__(self) -> None:
-        # All of them: urgency, sequence, request.
-        self._by_urgency: SortedList[tuple[float, int, Request]] = SortedList()
+        # Those that may share a batch, and those that must run alone: urgency, sequence, request.
+        self._sharing: SortedList[UrgencyEntry] = SortedList()
+        self._alone: SortedList[UrgencyEntry] = SortedList()
         # Those that may share a batch. Requests that must run alone are in no group; empty groups are deleted.
         self._groups: dict[GroupKey, SortedList[CostEntry]] = {}
         self._mixes_parameters = False
 
     def __len__(self) -> int:
-        return len(self._by_urgency)
+        return len(self._sharing) + len(self._alone)
 
     def __iter__(self) -> Iterator[Request]:
         """By urgency."""
-        return (request for _, _, request in self._by_urgency)
+        return (request for _, _, request in heapq.merge(self._sharing, self._alone))
 
     @property
     def head(self) -> Request | None:
         """The most urgent one."""
-        return self._by_urgency[0][2] if self._by_urgency else None
+        if self._alone and (not self._sharing or self._alone[0] < self._sharing[0]):
+            return self._alone[0][2]
+        return self.first_to_share
+
+    @property
+    def first_to_share(self) -> Request | None:
+        """The most urgent one that may share a batch."""
+        return self._sharing[0][2] if self._sharing else None
 
     def count_ahead(self, urgency_s: float) -> int:
         """How many are at least as urgent."""
-        return self._by_urgency.bisect_right((urgency_s, math.inf))  # type: ignore[arg-type]
+        bound = (urgency_s, math.inf)
+        return self._sharing.bisect_right(bound) + self._alone.bisect_right(bound)  # type: ignore[arg-type]
+
+    def count_alone_ahead(self) -> int:
+        """How many that must run alone are more urgent than any that may share."""
+        return self._alone.bisect_left(self._sharing[0]) if self._sharing else len(self._alone)
 
     def add(self, request: Request) -> None:
-        self._by_urgency.add((request.urgency_s, request.sequence, request))
+        self._order_of(request).add((request.urgency_s, request.sequence, request))
         if not request.alone:
             key = self._key(request)
             group = self._groups.get(key)
@@ -59,7 +75,7 @@ class Backlog:
             group.add(_cost_entry(request))
 
     def remove(self, request: Request) -> None:
-        self._by_urgency.remove((request.urgency_s, request.sequence, request))
+        self._order_of(request).remove((request.urgency_s, request.sequence, request))
         if not request.alone:
             key = self._key(request)
             group = self._groups[key]
@@ -83,7 +99,8 @@ class Backlog:
 
         A head that costs more than the limit goes by itself.
         """
-        head = self._by_urgency[0][2]
+        head = self.head
+        assert head is not None, "an empty queue has no batch to give"
         chosen = [head]
         if not head.alone:
             chosen.extend(self._company(head, limits))
@@ -105,13 +122,19 @@ class Backlog:
     def validate(self) -> None:
         """Raises AssertionError if the two indexes disagree."""
         requests = list(self)
-        assert list(self._by_urgency) == sorted((r.urgency_s, r.sequence, r) for r in requests), "backlog: order broken"
+        entries = [(request.urgency_s, request.sequence) for request in requests]
+        assert entries == sorted(entries), "backlog: order broken"
+        assert all(request.alone for _, _, request in self._alone), "backlog: one that may share is to be alone"
+        assert not any(request.alone for _, _, request in self._sharing), "backlog: one that must be alone is to share"
         grouped = {(key, entry) for key, group in self._groups.items() for entry in group}
         expected = {(self._key(r), _cost_entry(r)) for r in requests if not r.alone}
         assert grouped == expected, "backlog: the groups do not hold what the queue holds"
         assert sum(map(len, self._groups.values())) == len(expected), "backlog: a request is in a group twice"
         assert all(self._groups.values()), "backlog: an empty group is kept"
         assert all(list(group) == sorted(group) for group in self._groups.values()), "backlog: a group is out of order"
+
+    def _order_of(self, request: Request) -> SortedList[UrgencyEntry]:
+        return self._alone if request.alone else self._sharing
 
     def _key(self, request: Request) -> GroupKey:
         return request.operation, b"" if self._mixes_parameters else request.batch_key

@@ -4,7 +4,9 @@ Owns the rule of credit: who may get work, when a batch that is not full yet wai
 batches when the last item is reported. Refuses to order requests; that is the backlog's.
 
 The order is strict: while the most urgent request is held back for company (`max_wait_s`), so are those behind it, and
-so they are while it waits for a replica of its own, because it must run alone.
+so they are while it waits for a replica of its own, because it must run alone. With continuous batching that would be a
+standstill: while all replicas are busy, none of them ever becomes empty by itself. There some are kept free for those
+that must be alone, and the others go on.
 """
 
 from __future__ import annotations
@@ -52,15 +54,23 @@ class Dispatcher:
             self._send(model, replica, requests, now_s)
 
     def _dispatch_singly(self, model: Model, now_s: float) -> None:
-        """Has requests join replicas that batch continuously, the most urgent first, until one of them cannot."""
+        """Has requests join replicas that batch continuously, the most urgent first, until there is no more room."""
         joined: dict[Replica, list[Request]] = {}
-        while (head := model.backlog.head) is not None:
-            replica = model.roomiest(alone=head.alone)
-            if replica is None:
+        backlog, rooms = model.backlog, model.joinable
+        kept: frozenset[Replica] | None = None
+        while (request := backlog.head) is not None:
+            replica = rooms.empty if request.alone else rooms.roomiest()
+            if replica is None and request.alone:
+                # It waits for a replica that is kept for it; those that may share go on elsewhere.
+                if kept is None:
+                    kept = model.kept_for_suspects()
+                request = backlog.first_to_share
+                replica = rooms.roomiest(but=kept)
+            if request is None or replica is None:
                 break
-            model.backlog.remove(head)
-            self._join(model, replica, head, now_s)
-            joined.setdefault(replica, []).append(head)
+            backlog.remove(request)
+            self._join(model, replica, request, now_s)
+            joined.setdefault(replica, []).append(request)
         for replica, requests in joined.items():
             self._order(replica, self._next_number(), requests)
 

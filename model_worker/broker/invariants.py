@@ -70,7 +70,7 @@ def _validate_slot(broker: Broker, slot: Slot) -> None:
     if replica is None:
         assert slot.name not in model.idle, f"{slot.name} is vacant and has credit"
         assert slot.name not in model.prefetchable, f"{slot.name} is vacant and has credit"
-        assert slot.name not in model.joinable, f"{slot.name} is vacant and has credit"
+        assert model.joinable.get(slot.name) is None, f"{slot.name} is vacant and has credit"
         return
     assert replica.slot == slot.name, f"{slot.name} holds a replica of {replica.slot}"
     assert replica.incarnation == slot.incarnation, f"{slot.name} holds incarnation {replica.incarnation}"
@@ -80,9 +80,13 @@ def _validate_slot(broker: Broker, slot: Slot) -> None:
 def _validate_replica(broker: Broker, slot: Slot, replica: Replica, now_s: float) -> None:
     model = broker.models[slot.model]
     name = f"{slot.name}#{replica.incarnation}"
-    pools = ((model.idle, Credit.IDLE), (model.prefetchable, Credit.PREFETCH), (model.joinable, Credit.JOIN))
-    for pool, credit in pools:
-        assert (pool.get(slot.name) is replica) == (replica.credit is credit), f"{name} in the wrong pool"
+    held = {
+        Credit.IDLE: model.idle.get(slot.name),
+        Credit.PREFETCH: model.prefetchable.get(slot.name),
+        Credit.JOIN: model.joinable.get(slot.name),
+    }
+    for credit, holder in held.items():
+        assert (holder is replica) == (replica.credit is credit), f"{name} in the wrong pool"
     assert replica.running is not None or replica.prefetched is None, f"{name} prefetched while nothing runs"
     assert not replica.concurrency or replica.prefetched is None, f"{name} prefetched, and batches continuously"
     for batch in replica.batches():
@@ -114,6 +118,8 @@ def _validate_model(broker: Broker, model: Model) -> None:
     assert len(model.backlog) == len(queued), f"{model.name}: a request is queued twice"
     model.backlog.validate()
     waiting = [request for request in requests if request.state in WAITING]
+    room = sum(replica.room for replica in model.joinable)
+    assert model.joinable.total == room, f"{model.name}: room for {model.joinable.total}, and not for {room}"
     assert model.waiting_count == len(waiting), f"{model.name}: waiting_count is {model.waiting_count}"
     assert model.waiting_bytes == sum(r.body_bytes for r in waiting), f"{model.name}: waiting_bytes is wrong"
     # Admission looks at what waits and at what idle replicas can take; a death can send what runs back to the queue.
@@ -137,9 +143,12 @@ def _validate_work_conservation(broker: Broker, model: Model, now_s: float) -> N
     head = model.backlog.head
     if head is None:
         return
-    for replica in model.joinable.values():
+    kept = model.kept_for_suspects()
+    for replica in model.joinable:
         assert head.alone, f"{replica.slot} has room while {len(model.backlog)} requests wait"
         assert replica.running is not None, f"{replica.slot} is empty while a request waits that must be alone"
+        is_kept = model.backlog.first_to_share is None or replica in kept
+        assert is_kept, f"{replica.slot} has room, and is kept for nobody"
     for replica in model.idle.values():
         held = now_s < head.arrived_s + model.settings.max_wait_s and not model.backlog.fills(head, replica.limits)
         assert held, f"{replica.slot} is idle while {len(model.backlog)} requests wait"

@@ -5,10 +5,12 @@ Owns the record that the parts of the broker meet in. Refuses decisions.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from model_worker.broker.backlog import Backlog
 from model_worker.broker.records import Ban, Credit, Failure, Replica, Slot
+from model_worker.broker.rooms import Rooms
 from model_worker.broker.settings import ModelSettings
 from model_worker.broker.tallies import Pace, Tally
 from shared.messages import SlotName
@@ -35,7 +37,7 @@ class Model:
     # Replicas with credit, the one that got it first in front: work goes to the one that has rested longest.
     idle: dict[SlotName, Replica] = field(default_factory=dict)
     prefetchable: dict[SlotName, Replica] = field(default_factory=dict)
-    joinable: dict[SlotName, Replica] = field(default_factory=dict)
+    joinable: Rooms = field(default_factory=Rooms)
     # Slots whose replica is ready, and slots that are given up: both are asked for with every request that arrives.
     ready: set[SlotName] = field(default_factory=set)
     given_up: set[SlotName] = field(default_factory=set)
@@ -54,28 +56,36 @@ class Model:
         """Puts the replica into the pool its credit belongs to, and among those that are ready, if it is. Called after
         everything that can change either."""
         credit = replica.credit
-        pools = ((self.idle, Credit.IDLE), (self.prefetchable, Credit.PREFETCH), (self.joinable, Credit.JOIN))
-        for pool, wanted in pools:
+        for pool, wanted in ((self.idle, Credit.IDLE), (self.prefetchable, Credit.PREFETCH)):
             if credit is not wanted:
                 pool.pop(replica.slot, None)
             elif pool.get(replica.slot) is not replica:
                 pool[replica.slot] = replica
+        self.joinable.note(replica, replica.room if credit is Credit.JOIN else 0)
         if replica.is_ready:
             self.ready.add(replica.slot)
         else:
             self.ready.discard(replica.slot)
 
-    def roomiest(self, *, alone: bool) -> Replica | None:
-        """Where a request joins: the replica with the most room; for one that must be alone, an empty one."""
-        if alone:
-            return next((replica for replica in self.joinable.values() if replica.running is None), None)
-        return max(self.joinable.values(), key=lambda replica: replica.room, default=None)
+    def kept_for_suspects(self) -> frozenset[Replica]:
+        """Replicas that nobody joins, because requests that must be alone come first, and wait until one is empty.
+
+        One for each of these requests, but of several replicas at most half, counting those that run one already, so
+        that the others go on. The emptiest are taken; nobody joins them, so they stay the emptiest.
+        """
+        suspects = self.backlog.count_alone_ahead()
+        if not suspects:
+            return frozenset()
+        replicas = [slot.replica for slot in self.slots if slot.replica is not None and slot.replica.is_ready]
+        taken = sum(replica.running is not None and replica.running.alone for replica in replicas)
+        count = min(suspects, max(1, len(replicas) // 2) - taken)
+        return frozenset(itertools.islice(self.joinable, max(0, count)))
 
     @property
     def free_capacity(self) -> int:
         """How many waiting requests could run at once."""
         batches = len(self.idle) * max(1, self.settings.max_batch_size)
-        return batches + sum(replica.room for replica in self.joinable.values())
+        return batches + self.joinable.total
 
     @property
     def is_failed(self) -> bool:

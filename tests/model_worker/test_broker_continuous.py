@@ -5,6 +5,7 @@ from __future__ import annotations
 from model_worker.broker.effects import SendCancel, SendReply
 from model_worker.broker.events import DrainRequested
 from shared.errors import Code
+from shared.messages import SlotName
 from tests.broker_history import (
     QA0,
     QA1,
@@ -96,6 +97,41 @@ def test_after_a_death_streams_end_and_the_others_run_again_alone() -> None:
     assert batches(history.arrive(5)) == []
     assert batches(history.finish(1, incarnation=2, attempt=2)) == [("qa/0", [2])]
     assert batches(history.finish(2, incarnation=2, attempt=2)) == [("qa/0", [5])]
+
+
+def test_a_death_does_not_bring_the_other_replicas_to_a_standstill() -> None:
+    """Suspects wait for an empty replica, and busy ones are never empty by themselves."""
+    slots = [SlotName(f"qa/{number}") for number in range(4)]
+    history = History(broker_settings([model_settings()], slots=4, parallel_loads=4))
+    for slot in slots:
+        history.ready(slot, concurrency=2)
+    places = {number: batches(history.arrive(number))[0][0] for number in range(8)}
+    for number in range(8, 40):
+        history.arrive(number)
+    history.exit(slot=slots[3])
+    suspects = [number for number, slot in places.items() if slot == slots[3]]
+    sent = []
+    for number in [number for number in places if number not in suspects]:
+        sent += batches(history.finish(number, slot=SlotName(places[number])))
+    # One replica was kept free until it was empty; four of the six that ended were followed by others at once.
+    assert [numbers for _, numbers in sent if numbers[0] in suspects] == [suspects[:1]]
+    assert len([numbers for _, numbers in sent if numbers[0] not in suspects]) == 4
+
+
+def test_all_replicas_but_half_go_on_whatever_the_number_of_suspects() -> None:
+    slots = [SlotName(f"qa/{number}") for number in range(5)]
+    history = History(broker_settings([model_settings()], slots=5, parallel_loads=5))
+    for slot in slots:
+        history.ready(slot, concurrency=4)
+    for number in range(60):
+        history.arrive(number)
+    history.exit(slot=slots[4])
+    model = history.broker.models["qa"]
+    assert model.backlog.count_alone_ahead() == 4
+    for replica in history.broker.keeper.replicas():
+        if replica.running is not None:
+            history.finish(int.from_bytes(next(iter(replica.running.open)), "big"), slot=replica.slot)
+    assert len(model.joinable) == len(model.kept_for_suspects()) == 2
 
 
 def test_newcomers_do_not_make_a_hung_replica_look_alive() -> None:

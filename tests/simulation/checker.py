@@ -143,7 +143,7 @@ class Checker(Outside):
         if now_s >= max(place.heard_s, self.listening_since_s) + self.settings.replica_silence_s:
             raise Violation(Promise.FITNESS, f"{name} was given work, and is silent")
         self._judge_credit(batch, place)
-        self._judge_order(batch)
+        self._judge_order(batch, place)
         for entry in batch.entries:
             life = self._alive(entry.id, "sent to a process")
             life.sent += 1
@@ -174,12 +174,14 @@ class Checker(Outside):
                 Promise.CREDIT, f"{name}: {len(batch.entries)} items in a batch of at most {model.max_batch_size}"
             )
 
-    def _judge_order(self, batch: SendBatch) -> None:
-        first_id, first = min(
-            self.waiting[self.models[batch.slot].name].items(), key=lambda item: item[1].urgency, default=(b"", None)
-        )
-        if first is not None and all(entry.id != first_id for entry in batch.entries):
-            raise Violation(Promise.ORDER, f"{first_id.hex()} was passed over by a batch for {batch.slot}")
+    def _judge_order(self, batch: SendBatch, place: Place) -> None:
+        waiting = self.waiting[self.models[batch.slot].name].values()
+        if place.concurrency and not batch.alone:
+            # Those that must be alone wait until a process is empty, while the others go on.
+            waiting = [life for life in waiting if not life.deaths]  # type: ignore[assignment]
+        first = min(waiting, key=lambda life: life.urgency, default=None)
+        if first is not None and all(entry.id != first.arrived.id for entry in batch.entries):
+            raise Violation(Promise.ORDER, f"{first.arrived.id.hex()} was passed over by a batch for {batch.slot}")
 
     def _judge_entry(self, batch: SendBatch, life: Life, attempt: int) -> None:
         name = life.arrived.id.hex()

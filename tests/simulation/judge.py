@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from model_worker.broker.machine import Broker
+from model_worker.broker.settings import ModelSettings
 from shared.messages import RequestId, SlotName
 from tests.simulation.checker import LATE_REPLY_S, Checker
 from tests.simulation.outside import Place
@@ -23,6 +24,8 @@ def judge_turn(checker: Checker, payloads: Collection[RequestId], now_s: float) 
     """After the broker has settled."""
     _judge_requests(checker, now_s)
     _judge_bounds(checker)
+    for model in checker.settings.models:
+        _judge_room(checker, model, now_s)
     for slot, place in checker.places.items():
         if place.doomed:
             _judge_ending(checker, slot, place, now_s)
@@ -70,24 +73,29 @@ def _judge_bounds(checker: Checker) -> None:
 
 
 def _judge_rest(checker: Checker, slot: SlotName, place: Place, now_s: float) -> None:
-    """Whether a process that could do more has reason to rest."""
+    """Whether a process that does nothing has reason to."""
     model = checker.models[slot]
     waiting = checker.waiting[model.name].values()
-    if not waiting:
-        return
-    if not place.batches:
+    if waiting and not place.batches:
         head = min(waiting, key=lambda life: life.urgency)
         held_until_s = head.arrived_s + model.max_wait_s + LATE_BATCH_S
         may_hold = model.max_wait_s > 0.0 and not place.concurrency and checker.grace_ends_s is None
         if not may_hold or now_s > max(held_until_s, checker.listening_since_s):
             raise Violation(Promise.CONSERVATION, f"{slot} rests while a request waits for {model.name}")
+
+
+def _judge_room(checker: Checker, model: ModelSettings, now_s: float) -> None:
+    """Room may be left for those that must be alone, and no more of it than they need, or than half of all there is."""
+    waiting = checker.waiting[model.name].values()
+    suspects = sum(life.deaths > 0 for life in waiting)
+    if suspects == len(waiting):
         return
-    # The order is strict, so one that waits for a process of its own may hold up those behind it.
-    if any(life.deaths for life in waiting):
-        return
-    [(alone, items), *_] = place.batches
-    if not alone and len(items) < place.concurrency:
-        raise Violation(Promise.CONSERVATION, f"{slot} has room while a request waits for {model.name}")
+    places = [place for slot, place in checker.places.items() if checker.models[slot].name == model.name]
+    ready = [place for place in places if place.is_ready and place.concurrency]
+    silence_s = checker.settings.replica_silence_s
+    roomy = sum(place.has_room and now_s < place.heard_s + silence_s for place in ready)
+    if roomy > min(suspects, max(1, len(ready) // 2)):
+        raise Violation(Promise.CONSERVATION, f"{roomy} processes of {model.name} have room for {suspects} suspects")
 
 
 def _judge_patience(checker: Checker, slot: SlotName, place: Place, now_s: float) -> None:

@@ -84,6 +84,11 @@ class Place:
         return self.phase is Phase.READY and self.was_ready and not self.doomed
 
     @property
+    def has_room(self) -> bool:
+        """Whether others could join what it runs."""
+        return bool(self.batches) and not self.batches[0][0] and self.held < self.concurrency
+
+    @property
     def held(self) -> int:
         return sum(len(items) for _, items in self.batches)
 

@@ -20,6 +20,7 @@ from model_worker.broker.ledger import Ledger
 from model_worker.broker.machine import Broker
 from model_worker.broker.models import Model
 from model_worker.broker.records import Credit, Replica, ReplicaState, Request, Slot
+from model_worker.broker.rooms import Rooms
 from model_worker.broker.slots import SlotKeeper
 from model_worker.broker.suspicion import Suspicion
 from model_worker.broker.timers import Timers
@@ -143,8 +144,11 @@ def overfills_continuous_batches(patch: pytest.MonkeyPatch) -> None:
 
 
 def joins_suspects(patch: pytest.MonkeyPatch) -> None:
-    roomiest = Model.roomiest
-    patch.setattr(Model, "roomiest", lambda self, alone: roomiest(self, alone=False))
+    patch.setattr(Rooms, "empty", property(lambda self: self.roomiest()))
+
+
+def keeps_everything_for_suspects(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Model, "kept_for_suspects", lambda self: frozenset(self.joinable))
 
 
 def sends_continuous_work_batch_by_batch(patch: pytest.MonkeyPatch) -> None:
@@ -427,7 +431,8 @@ PLANTS: list[tuple[Plant, str, set[Promise]]] = [
     (bans_nothing, "its payload is banned", {Promise.POISON}),
     (runs_poison_until_it_stops, "ended 3 processes", {Promise.POISON}),
     (loses_credit, "rests while a request waits", {Promise.CONSERVATION}),
-    (sends_continuous_work_batch_by_batch, "has room while a request waits", {Promise.CONSERVATION}),
+    (sends_continuous_work_batch_by_batch, "have room for 0 suspects", {Promise.CONSERVATION}),
+    (keeps_everything_for_suspects, "have room for . suspects", {Promise.CONSERVATION}),
     (holds_batches_for_ever, "rests while a request waits", {Promise.CONSERVATION}),
     (gives_out_the_cheapest_first, "was passed over", {Promise.ORDER}),
     (lets_nobody_grow_old, "was passed over", {Promise.ORDER}),

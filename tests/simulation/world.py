@@ -180,8 +180,11 @@ class World:
             return
         now_s = self.clock.now_s
         if isinstance(event, happened.RequestArrived):
+            if event.id in self.checker.lives:
+                self._tell(happened.TimePassed(), settles=settles)  # its own end may be due in this very moment
             if event.id in self.checker.ended:
-                return  # a duplicate of what has ended: ids are unique, so nobody sends that
+                # Nobody sends again what was answered: ids that have ended are not kept, so it would be a new request.
+                return
             self.payloads.add(event.id)
             if self.broker.refused_digests(event.model):
                 event = replace(event, digest=event.id[:8])
