@@ -118,7 +118,6 @@ class Cluster:
         self._submitting: set[happened.FrontId] = set()
         self._answered: set[happened.FrontId] = set()
         self._poison: set[RequestId] = set()
-        self._arrivals_due = 0.0
         self._next_pulse_s = PULSE_S
         self.broker = Broker(_settings(workload, size), 0.0)
         self._carry_out(self.broker.start(0.0))
@@ -126,32 +125,40 @@ class Cluster:
     # --- running -------------------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Until every GPU has its work, and the queue is as long as was asked for."""
+        """Until every GPU is ready and, if a queue was asked for, busy, with a queue of that length behind."""
         while len(self.broker.models[MODEL].ready) < self.size.gpus:
             self.now_s += self.size.load_s
             self._turn()
-        held = self.workload.concurrency or 2 * self.workload.batch_size
-        for _ in range(self.size.queued + round(min(self.size.load, 1.0) * held * self.size.gpus)):
-            self._arrive()
-        self._turn()
+        if self.size.queued:
+            held = self.workload.concurrency or 2 * self.workload.batch_size
+            for _ in range(self.size.queued + held * self.size.gpus):
+                self._arrive()
+            self._turn()
+        self.clear()
+
+    def clear(self) -> None:
+        """Counts from here on."""
         self.facts.clear()
         self.messages.clear()
         self.waits_s.clear()
 
+    def end_one(self) -> None:
+        """A process with work ends."""
+        self._exit(*self._rng.choice([key for key, items in self._running.items() if items]))
+
     def run(self, seconds: float) -> None:
         end_s = self.now_s + seconds
-        arrivals_per_turn = self.size.load * self.workload.requests_per_s * self.size.gpus * self.size.turn_s
+        arrivals_per_s = self.size.load * self.workload.requests_per_s * self.size.gpus
+        next_arrival_s = self.now_s + self._rng.expovariate(arrivals_per_s)
         deaths_per_turn = self.rates.process_deaths_per_gpu_hour * self.size.gpus / 3600 * self.size.turn_s
         front_deaths_per_turn = self.rates.front_deaths_per_hour * self.size.fronts / 3600 * self.size.turn_s
         while self.now_s < end_s:
             self.now_s += self.size.turn_s
-            self._arrivals_due += arrivals_per_turn
-            while self._arrivals_due >= 1.0:
-                self._arrivals_due -= 1.0
+            while next_arrival_s <= self.now_s:
                 self._arrive()
+                next_arrival_s += self._rng.expovariate(arrivals_per_s)
             if self._rng.random() < deaths_per_turn:
-                slot, incarnation = self._rng.choice([key for key, items in self._running.items() if items])
-                self._exit(slot, incarnation)
+                self.end_one()
             if self._rng.random() < front_deaths_per_turn:
                 # It comes back at once, as another.
                 number = self._rng.randrange(len(self._fronts))
