@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from benchmarks.broker_core import CoreBench
+from benchmarks.scale.cluster import Cluster, Rates, Size
+from benchmarks.scale.study import WRITING
 from frontend.client import ModelClient
 from shared.errors import Code
 from shared.messages import (
@@ -98,6 +100,19 @@ def test_calls_for_a_request_do_not_grow_with_the_queue() -> None:
 
 def test_calls_for_a_request_do_not_grow_with_the_replicas() -> None:
     assert calls_per_request(500, replicas=100) < 1.3 * calls_per_request(500)
+
+
+def calls_per_event(gpus: int) -> float:
+    cluster = Cluster(WRITING, Size(gpus=gpus, fronts=4, queued=50, turn_s=0.5), Rates())
+    cluster.fill()
+    cluster.run(WRITING.run_s)
+    cluster.clear()
+    made = calls(lambda: cluster.run(WRITING.run_s))
+    return made / cluster.facts["events"]
+
+
+def test_calls_for_a_request_that_joins_do_not_grow_with_the_replicas() -> None:
+    assert calls_per_event(100) < 1.3 * calls_per_event(5)
 
 
 def test_choosing_a_batch_costs_about_the_same_in_a_long_queue() -> None:

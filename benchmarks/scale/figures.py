@@ -91,8 +91,8 @@ def render(results: Stored) -> str:
 def _about(results: Stored) -> str:
     about = results["about"]
     return (
-        f"Taken on {about['taken']}: {about['processor']}, Python {about['python']}. Times are processor times; counts are "
-        "the same on every machine."
+        f"Taken on {about['taken']}: {about['processor']}, Python {about['python']}. Times are processor times; "
+        "counts are the same on every machine."
     )
 
 
@@ -169,8 +169,8 @@ def _failures(results: Stored) -> str:
         for gpus, held in results["deaths"].items()
     ]
     return text + (
-        f"\n\nOne death, after {BEFORE_S:g} s under full load, with {WRITING.concurrency} requests inside, which each run "
-        "alone now:\n\n" + rows(("GPUs", f"answers in the {AFTER_S:g} s after", "in the worst 5 s"), after)
+        f"\n\nOne death, after {BEFORE_S:g} s under full load, with {WRITING.concurrency} requests inside, which each "
+        "run alone now:\n\n" + rows(("GPUs", f"answers in the {AFTER_S:g} s after", "in the worst 5 s"), after)
     )
 
 
