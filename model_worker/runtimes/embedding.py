@@ -156,6 +156,10 @@ class EmbeddingModel(Model):
         longest = padding.warm_up_tokens(str(self._model.device), self._limit_tokens)
         return [(samples.text_of(self._tokenizer, longest), {}), ("a", {})]
 
+    def samples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        lengths = padding.sample_tokens(str(self._model.device), self._limit_tokens)
+        return [(samples.text_of(self._tokenizer, length), {}) for length in lengths]
+
     def describe(self) -> dict[str, object]:
         recipe = self._recipe
         return {

@@ -174,6 +174,12 @@ class PipelineModel(Model):
         longest = padding.warm_up_tokens(self._torch_device, self._limit_tokens)
         return samples.examples(self._task, self._stager.pipeline.tokenizer, longest, self._sampling_rate())
 
+    def samples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        if self._solo_reason:
+            return ()
+        lengths = padding.sample_tokens(self._torch_device, self._limit_tokens)
+        return samples.usual(self._task, self._stager.pipeline.tokenizer, lengths, self._sampling_rate())
+
     def describe(self) -> dict[str, object]:
         tokenizer = self._pipeline.tokenizer
         return {

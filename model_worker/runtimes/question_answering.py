@@ -192,6 +192,13 @@ class QuestionAnsweringModel(Model):
         context = samples.text_of(self._tokenizer, longest)
         return [({"question": "a", "context": text}, dict(_DEFAULT_WINDOWS)) for text in (context, "a")]
 
+    def samples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        if self._solo_reason:
+            return ()
+        lengths = padding.sample_tokens(self._torch_device, self._cutter.default_window_tokens)
+        contexts = [samples.text_of(self._tokenizer, length) for length in lengths]
+        return [({"question": "a", "context": text}, dict(_DEFAULT_WINDOWS)) for text in contexts]
+
     def describe(self) -> dict[str, object]:
         return {
             **loading.describe_model(self._model),

@@ -1,0 +1,212 @@
+"""How much one forward should hold: measured once, before a model serves.
+
+Owns the search for `max_batch_cost` where the configuration names none: forwards of more and more padded units are
+timed, and the fewest units that are about as fast as any become the limit. Fewer are better, because short items wait
+padded beside long ones, and everybody waits for the end of a forward. Refuses to compare by a single look, to make a
+slow load slower, and to take longer than its budget. Main thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from model_worker.replica import accelerator, faults, returns
+from model_worker.replica.host_stages import Limits
+from model_worker.runtimes.base import Model
+from shared.logs import log_event
+
+logger = logging.getLogger("model_worker")
+
+# All forwards of one calibration together. A model whose forwards take microseconds is through after a few.
+BUDGET_S = 3.0
+# Who waited so long for a load has no patience left for figures.
+SLOW_LOAD_S = 60.0
+# Speeds that are no further apart count as equal: forwards of the same shape differ by as much.
+TOLERANCE = 0.03
+# The least of so many runs is the time of a shape: whatever disturbs the machine only ever adds to it.
+RUNS = 3
+# So often in a row, twice as much may be no faster before more is not tried.
+FLAT_DOUBLINGS = 2
+# 4,096 of the largest sample: more is beyond any batch.
+DOUBLINGS_MAX = 12
+
+Clock = Callable[[], float]
+"""Seconds, monotonic; a test passes its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was found."""
+
+    max_batch_cost: int
+    """Padded units; 0: nothing was found, and `reason` says why."""
+    seconds: float = 0.0
+    speeds: Mapping[int, float] = field(default_factory=dict)
+    """By cost: items per second, as a share of what the best cost has."""
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """In a few words, for `headwaiter status`."""
+        if self.reason:
+            return f"not measured: {self.reason}"
+        speeds = ", ".join(f"{cost}: {speed:.0%}" for cost, speed in self.speeds.items())
+        return f"measured in {self.seconds:.1f} s ({speeds})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sample:
+    inputs: object
+    parameters: dict[str, object]
+    cost: int
+
+
+Shape = tuple[_Sample, int]
+"""A sample, and how many of it share a forward."""
+
+
+def calibrate(model: Model, limits: Limits, load_s: float, *, clock: Clock = time.perf_counter) -> Calibration:
+    """Measures a loaded model with its own samples. `limits` are those without calibration: `max_batch_size` holds
+    here as well, and `max_batch_cost` stays the answer where nothing speaks against it.
+
+    Raises:
+        Exception: whatever a sample fails with, unless it is a lack of memory.
+    """
+    requests = returns.samples_of(model)
+    if not requests:
+        return Calibration(0, reason="the model offers no samples")
+    if load_s > SLOW_LOAD_S:
+        return Calibration(0, reason=f"the load took {load_s:.0f} s")
+    by_cost: dict[int, _Sample] = {}
+    for inputs, parameters in requests:
+        cost = returns.cost_of(model, model.prepare(inputs, dict(parameters)))
+        by_cost.setdefault(max(1, cost), _Sample(inputs, parameters, max(1, cost)))
+    samples = tuple(by_cost[cost] for cost in sorted(by_cost))
+    own_cost = model.max_batch_cost
+    # A model that splits batches by itself must not do so here.
+    model.max_batch_cost = 0
+    try:
+        return _Search(model, samples, limits, clock).run()
+    finally:
+        model.max_batch_cost = own_cost
+
+
+class _Search:
+    """One calibration."""
+
+    def __init__(self, model: Model, samples: tuple[_Sample, ...], limits: Limits, clock: Clock) -> None:
+        self._model = model
+        self._samples = samples
+        self._limits = limits
+        self._clock = clock
+        self._started_s = clock()
+        # The least seconds of each shape so far.
+        self._seconds: dict[Shape, float] = {}
+        self._costs: list[int] = []
+        # Of the latest shape: what the next one will take is guessed from it.
+        self._unit_s = 0.0
+        # Whether the search ended for another reason than what it measured: more might have been faster.
+        self._was_cut_short = True
+
+    def run(self) -> Calibration:
+        self._explore()
+        if len(self._costs) < 2:
+            return Calibration(0, self._spent_s, reason="there is no time, memory or room for two sizes of batches")
+        for _ in range(RUNS - 2):
+            for shape, seconds in self._seconds.items():
+                self._seconds[shape] = min(seconds, self._time(shape))
+        speeds = self._speeds()
+        best = max(speeds.values())
+        shares = {cost: speed / best for cost, speed in speeds.items()}
+        chosen = next(cost for cost, share in shares.items() if share >= 1 - TOLERANCE)
+        if chosen == self._costs[-1] and self._was_cut_short:
+            # As far as could be seen, more is better.
+            chosen = max(chosen, self._limits.max_batch_cost)
+        return Calibration(chosen, self._spent_s, shares)
+
+    @property
+    def _spent_s(self) -> float:
+        return self._clock() - self._started_s
+
+    def _explore(self) -> None:
+        """Tries twice as much each time, until that is not faster any more, or cannot be."""
+        try:
+            smallest = (self._samples[0], 1)
+            # Twice: the very first forward of a process does much that no other does.
+            self._unit_s = min(self._time(smallest), self._time(smallest)) / smallest[0].cost
+            cost = self._samples[-1].cost
+            while len(self._costs) <= DOUBLINGS_MAX and self._try(cost):
+                cost *= 2
+        except Exception as error:
+            if not faults.is_out_of_memory(error):
+                raise
+            log_event(logger, "info", "calibration_short_of_memory", error=faults.describe(error))
+        else:
+            return
+        # Half as much was measured before. Only here: until the error is gone, its stack keeps the tensors of the
+        # failed forward alive.
+        accelerator.release_memory()
+        self._was_cut_short = False
+
+    def _try(self, cost: int) -> bool:
+        """Measures batches of so many units; whether to go on with more."""
+        shapes = [shape for shape in self._shapes(cost) if shape not in self._seconds]
+        for number, shape in enumerate(shapes):
+            if not self._fits_into_budget(shapes[number:]):
+                return False
+            # The first run of a shape also makes its kernels and buffers.
+            self._seconds[shape] = min(self._time(shape), self._time(shape))
+            self._unit_s = self._seconds[shape] / (shape[0].cost * shape[1])
+        if not shapes:
+            return False
+        self._costs.append(cost)
+        self._was_cut_short = not self._is_flat()
+        return self._was_cut_short
+
+    def _shapes(self, cost: int) -> list[Shape]:
+        size_max = self._limits.max_batch_size
+        sizes = [max(1, cost // sample.cost) for sample in self._samples]
+        return [
+            (sample, min(size, size_max) if size_max else size)
+            for sample, size in zip(self._samples, sizes, strict=True)
+        ]
+
+    def _fits_into_budget(self, shapes: list[Shape]) -> bool:
+        """Whether all runs of these shapes, and those that are still due of the others, would end in time."""
+        expected_s = RUNS * sum(self._unit_s * sample.cost * count for sample, count in shapes)
+        due_s = (RUNS - 2) * sum(self._seconds.values())
+        return self._spent_s + expected_s + due_s <= BUDGET_S
+
+    def _time(self, shape: Shape) -> float:
+        """Seconds of one forward of this shape."""
+        sample, count = shape
+        items = [self._model.prepare(sample.inputs, dict(sample.parameters)) for _ in range(count)]
+        started_s = self._clock()
+        outputs = returns.one_output_per_item(self._model, items)
+        accelerator.synchronize()
+        seconds = self._clock() - started_s
+        for output in outputs:
+            if isinstance(output, Exception):
+                raise output
+        return max(seconds, 1e-9)
+
+    def _speeds(self) -> dict[int, float]:
+        """By cost, how fast batches of all samples are: 1.0 if each of them is as fast as at its best."""
+        per_item_s: dict[Shape, float] = {shape: seconds / shape[1] for shape, seconds in self._seconds.items()}
+        best_s = {
+            sample.cost: min(seconds for (other, _), seconds in per_item_s.items() if other is sample)
+            for sample in self._samples
+        }
+        return {
+            cost: len(self._samples) / sum(per_item_s[shape] / best_s[shape[0].cost] for shape in self._shapes(cost))
+            for cost in self._costs
+        }
+
+    def _is_flat(self) -> bool:
+        """Whether the latest doublings brought nothing."""
+        speeds = list(self._speeds().values())
+        before, latest = speeds[:-FLAT_DOUBLINGS], speeds[-FLAT_DOUBLINGS:]
+        return bool(before) and max(latest) <= max(before) * (1 + TOLERANCE)
