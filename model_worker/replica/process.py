@@ -100,10 +100,8 @@ def bring_up(spec: ReplicaSpec, report: Report) -> tuple[Model, Limits, str]:
     accelerator.set_threads(spec.threads)
     report(Phase.WARMING)
     # A model that splits a request's many texts by itself keeps the same budget.
-    model.max_batch_cost, origin = _choose_batch_cost(spec, model, load_s)
-    limits = warm_up(model, Limits(model.max_batch_cost, spec.max_batch_size))
-    if limits.max_batch_cost < model.max_batch_cost:
-        origin += ", lowered to what fits into memory"
+    model.max_batch_cost = spec.max_batch_cost or model.max_batch_cost
+    limits, origin = _warm_up_and_measure(spec, model, load_s)
     model.max_batch_cost, model.max_batch_size = limits.max_batch_cost, limits.max_batch_size
     # What was made so far lives as long as the process: no later collection needs to look through it.
     gc.collect()
@@ -111,19 +109,24 @@ def bring_up(spec: ReplicaSpec, report: Report) -> tuple[Model, Limits, str]:
     return model, limits, origin
 
 
-def _choose_batch_cost(spec: ReplicaSpec, model: Model, load_s: float) -> tuple[int, str]:
-    """Padded units of one forward, and where they come from: the configuration, a calibration, or the model itself."""
-    if spec.max_batch_cost:
-        return spec.max_batch_cost, "configured"
-    if model.continuous_batching:
-        return model.max_batch_cost, ""
+def _warm_up_and_measure(spec: ReplicaSpec, model: Model, load_s: float) -> tuple[Limits, str]:
+    """What a batch may hold, and where its cost comes from: the configuration, a calibration, or the model itself."""
+    limits = warm_up(model, Limits(model.max_batch_cost, spec.max_batch_size))
+    if spec.max_batch_cost or model.continuous_batching:
+        return limits, "configured"
+    model.max_batch_cost = limits.max_batch_cost
     try:
-        found = calibrate(model, Limits(model.max_batch_cost, spec.max_batch_size), load_s)
+        found = calibrate(model, limits, load_s)
     except Exception as error:
         raise LoadError(f"calibration failed: {faults.describe_with_cause(error)}") from error
-    chosen = found.max_batch_cost or model.max_batch_cost
-    log_event(logger, "info", "batch_cost_chosen", slot=spec.slot, max_batch_cost=chosen, how=found.text)
-    return chosen, found.text
+    if found.max_batch_cost > limits.max_batch_cost:
+        # Everything that was made ready so far is smaller.
+        limits = warm_up(model, Limits(found.max_batch_cost, limits.max_batch_size))
+    elif found.max_batch_cost:
+        limits = Limits(found.max_batch_cost, limits.max_batch_size)
+    fields = {"slot": spec.slot, "max_batch_cost": limits.max_batch_cost, "how": found.text}
+    log_event(logger, "info", "batch_cost_chosen", **fields)
+    return limits, found.text
 
 
 def _budget(model: Model, limits: Limits, origin: str) -> dict[str, object]:

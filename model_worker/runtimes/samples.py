@@ -68,7 +68,7 @@ def unequal_pair(task: str, tokenizer: Any, longest_tokens: int, sampling_rate: 
 
 def text_of(tokenizer: Any, tokens_max: int) -> str:
     """Some text of at most `tokens_max` tokens, special tokens counted, and nearly as many."""
-    room = tokens_max - tokenizer.num_special_tokens_to_add()
+    room: int = tokens_max - tokenizer.num_special_tokens_to_add()
 
     def text(count: int) -> str:
         return " ".join(_WORDS[number % len(_WORDS)] for number in range(count))
