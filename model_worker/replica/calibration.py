@@ -9,9 +9,11 @@ slow load slower, and to take longer than its budget. Main thread only.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from model_worker.replica import accelerator, faults, returns
 from model_worker.replica.host_stages import Limits
@@ -24,10 +26,14 @@ logger = logging.getLogger("model_worker")
 BUDGET_S = 3.0
 # Who waited so long for a load has no patience left for figures.
 SLOW_LOAD_S = 60.0
-# Speeds that are no further apart count as equal: forwards of the same shape differ by as much.
-TOLERANCE = 0.03
+# Speeds that are no further apart count as equal. What a smaller batch loses so, it makes up for: it is padded less.
+TOLERANCE = 0.05
 # The least of so many runs is the time of a shape: whatever disturbs the machine only ever adds to it.
-RUNS = 3
+RUNS = 5
+# More while the two least are further apart than this share. If they stay so, something else keeps the machine busy,
+# and the figures would be about that.
+DISAGREEMENT_MAX = 0.1
+RUNS_MAX = 40
 # So often in a row, twice as much may be no faster before more is not tried.
 FLAT_DOUBLINGS = 2
 # 4,096 of the largest sample: more is beyond any batch.
@@ -103,33 +109,44 @@ class _Search:
         self._limits = limits
         self._clock = clock
         self._started_s = clock()
-        # The least seconds of each shape so far.
-        self._seconds: dict[Shape, float] = {}
+        # The two least seconds of each shape so far, the least first.
+        self._seconds: dict[Shape, tuple[float, float]] = {}
+        # Tried to the end, in order.
         self._costs: list[int] = []
         # Of the latest shape: what the next one will take is guessed from it.
         self._unit_s = 0.0
-        # Whether the search ended for another reason than what it measured: more might have been faster.
-        self._was_cut_short = True
+        self._ended_by: Literal["", "time", "room", "memory"] = ""
 
     def run(self) -> Calibration:
         self._explore()
+        own_cost = self._limits.max_batch_cost
+        if self._ended_by == "time" and (len(self._costs) < 2 or self._costs[-1] < own_cost):
+            return self._nothing(f"there is no time for batches of {own_cost or 'two sizes'}")
         if len(self._costs) < 2:
-            return Calibration(0, self._spent_s, reason="there is no time, memory or room for two sizes of batches")
-        for _ in range(RUNS - 2):
-            for shape, seconds in self._seconds.items():
-                self._seconds[shape] = min(seconds, self._time(shape))
+            return self._nothing(f"there is no {self._ended_by} for batches of two sizes")
+        self._repeat()
+        if not self._agrees:
+            return self._nothing("the machine is busy with something else")
         speeds = self._speeds()
         best = max(speeds.values())
         shares = {cost: speed / best for cost, speed in speeds.items()}
         chosen = next(cost for cost, share in shares.items() if share >= 1 - TOLERANCE)
-        if chosen == self._costs[-1] and self._was_cut_short:
+        if chosen == self._costs[-1] and self._ended_by in ("time", "room"):
             # As far as could be seen, more is better.
-            chosen = max(chosen, self._limits.max_batch_cost)
+            chosen = max(chosen, own_cost)
         return Calibration(chosen, self._spent_s, shares)
+
+    def _nothing(self, reason: str) -> Calibration:
+        return Calibration(0, self._spent_s, reason=reason)
 
     @property
     def _spent_s(self) -> float:
         return self._clock() - self._started_s
+
+    @property
+    def _pass_s(self) -> float:
+        """What one more run of each shape takes."""
+        return sum(least for least, _ in self._seconds.values())
 
     def _explore(self) -> None:
         """Tries twice as much each time, until that is not faster any more, or cannot be."""
@@ -149,22 +166,36 @@ class _Search:
         # Half as much was measured before. Only here: until the error is gone, its stack keeps the tensors of the
         # failed forward alive.
         accelerator.release_memory()
-        self._was_cut_short = False
+        self._ended_by = "memory"
 
     def _try(self, cost: int) -> bool:
         """Measures batches of so many units; whether to go on with more."""
         shapes = [shape for shape in self._shapes(cost) if shape not in self._seconds]
+        if not shapes:
+            self._ended_by = "room"
+            return False
         for number, shape in enumerate(shapes):
             if not self._fits_into_budget(shapes[number:]):
+                self._ended_by = "time"
                 return False
             # The first run of a shape also makes its kernels and buffers.
-            self._seconds[shape] = min(self._time(shape), self._time(shape))
-            self._unit_s = self._seconds[shape] / (shape[0].cost * shape[1])
-        if not shapes:
-            return False
+            self._run(shape)
+            self._run(shape)
+            self._unit_s = self._seconds[shape][0] / (shape[0].cost * shape[1])
         self._costs.append(cost)
-        self._was_cut_short = not self._is_flat()
-        return self._was_cut_short
+        return not self._is_flat()
+
+    def _repeat(self) -> None:
+        """Runs all shapes in turn, so that what disturbs one disturbs its neighbours alike."""
+        for number in range(2, RUNS_MAX):
+            if self._spent_s + self._pass_s > BUDGET_S or (number >= RUNS and self._agrees):
+                return
+            for shape in self._seconds:
+                self._run(shape)
+
+    @property
+    def _agrees(self) -> bool:
+        return all(second <= least * (1 + DISAGREEMENT_MAX) for least, second in self._seconds.values())
 
     def _shapes(self, cost: int) -> list[Shape]:
         size_max = self._limits.max_batch_size
@@ -177,8 +208,12 @@ class _Search:
     def _fits_into_budget(self, shapes: list[Shape]) -> bool:
         """Whether all runs of these shapes, and those that are still due of the others, would end in time."""
         expected_s = RUNS * sum(self._unit_s * sample.cost * count for sample, count in shapes)
-        due_s = (RUNS - 2) * sum(self._seconds.values())
-        return self._spent_s + expected_s + due_s <= BUDGET_S
+        return self._spent_s + expected_s + (RUNS - 2) * self._pass_s <= BUDGET_S
+
+    def _run(self, shape: Shape) -> None:
+        least, second = self._seconds.get(shape, (math.inf, math.inf))
+        seconds = self._time(shape)
+        self._seconds[shape] = (min(least, seconds), min(second, max(least, seconds)))
 
     def _time(self, shape: Shape) -> float:
         """Seconds of one forward of this shape."""
@@ -195,7 +230,7 @@ class _Search:
 
     def _speeds(self) -> dict[int, float]:
         """By cost, how fast batches of all samples are: 1.0 if each of them is as fast as at its best."""
-        per_item_s: dict[Shape, float] = {shape: seconds / shape[1] for shape, seconds in self._seconds.items()}
+        per_item_s = {shape: least / shape[1] for shape, (least, _) in self._seconds.items()}
         best_s = {
             sample.cost: min(seconds for (other, _), seconds in per_item_s.items() if other is sample)
             for sample in self._samples

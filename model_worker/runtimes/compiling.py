@@ -12,6 +12,9 @@ import torch
 
 from shared.errors import LoadError
 
+BACKEND = "inductor"
+"""torch's own compiler. A test takes one that is through at once."""
+
 
 def compile_in_place(model: Any, source: str, device: str) -> None:
     """Has the model compiled by its first forwards, and called in its compiled form from then on.
@@ -28,7 +31,7 @@ def compile_in_place(model: Any, source: str, device: str) -> None:
 
     # Otherwise a pool of processes is started for it, which would stay as long as this one.
     inductor.compile_threads = 1
-    model.compile(dynamic=True)
+    model.compile(dynamic=True, backend=BACKEND)
 
 
 def refuse(source: str, why: str) -> LoadError:

@@ -7,6 +7,7 @@ group, computed, finished.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -158,7 +159,8 @@ def test_a_random_mix_is_answered_as_each_request_alone(load: Callable[[str], Mo
 def test_samples_are_batched_and_found_a_cost_for(load: Callable[[str], Model], kind: str) -> None:
     model = load(kind)
     own_cost = model.max_batch_cost
-    found = calibrate(model, Limits(own_cost, 8), load_s=1.0)
+    # Each forward takes one tick.
+    found = calibrate(model, Limits(own_cost, 8), load_s=1.0, clock=functools.partial(next, itertools.count(0.0, 1e-3)))
     offers = kind not in ("text-generation, whole batches", "a class of one's own")
     assert bool(found.speeds) is offers, found.text
     assert (found.max_batch_cost > 0) is offers
