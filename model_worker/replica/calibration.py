@@ -122,9 +122,9 @@ class _Search:
         own_cost = self._limits.max_batch_cost
         if self._ended_by == "time" and (len(self._costs) < 2 or self._costs[-1] < own_cost):
             return self._nothing(f"there is no time for batches of {own_cost or 'two sizes'}")
+        self._repeat()
         if len(self._costs) < 2:
             return self._nothing(f"there is no {self._ended_by} for batches of two sizes")
-        self._repeat()
         if not self._agrees:
             return self._nothing("the machine is busy with something else")
         speeds = self._speeds()
@@ -150,23 +150,14 @@ class _Search:
 
     def _explore(self) -> None:
         """Tries twice as much each time, until that is not faster any more, or cannot be."""
-        try:
-            smallest = (self._samples[0], 1)
-            # Twice: the very first forward of a process does much that no other does.
-            self._unit_s = min(self._time(smallest), self._time(smallest)) / smallest[0].cost
-            cost = self._samples[-1].cost
-            while len(self._costs) <= DOUBLINGS_MAX and self._try(cost):
-                cost *= 2
-        except Exception as error:
-            if not faults.is_out_of_memory(error):
-                raise
-            log_event(logger, "info", "calibration_short_of_memory", error=faults.describe(error))
-        else:
+        smallest = (self._samples[0], 1)
+        # Twice: the very first forward of a process does much that no other does.
+        if not (self._run(smallest) and self._run(smallest)):
             return
-        # Half as much was measured before. Only here: until the error is gone, its stack keeps the tensors of the
-        # failed forward alive.
-        accelerator.release_memory()
-        self._ended_by = "memory"
+        self._unit_s = self._seconds.pop(smallest)[0] / smallest[0].cost
+        cost = self._samples[-1].cost
+        while len(self._costs) <= DOUBLINGS_MAX and self._try(cost):
+            cost *= 2
 
     def _try(self, cost: int) -> bool:
         """Measures batches of so many units; whether to go on with more."""
@@ -179,8 +170,8 @@ class _Search:
                 self._ended_by = "time"
                 return False
             # The first run of a shape also makes its kernels and buffers.
-            self._run(shape)
-            self._run(shape)
+            if not (self._run(shape) and self._run(shape)):
+                return False
             self._unit_s = self._seconds[shape][0] / (shape[0].cost * shape[1])
         self._costs.append(cost)
         return not self._is_flat()
@@ -190,8 +181,10 @@ class _Search:
         for number in range(2, RUNS_MAX):
             if self._spent_s + self._pass_s > BUDGET_S or (number >= RUNS and self._agrees):
                 return
-            for shape in self._seconds:
-                self._run(shape)
+            for shape in list(self._seconds):
+                if not self._run(shape):
+                    self._seconds.pop(shape)
+                    self._costs = [cost for cost in self._costs if shape not in self._shapes(cost)]
 
     @property
     def _agrees(self) -> bool:
@@ -210,10 +203,22 @@ class _Search:
         expected_s = RUNS * sum(self._unit_s * sample.cost * count for sample, count in shapes)
         return self._spent_s + expected_s + (RUNS - 2) * self._pass_s <= BUDGET_S
 
-    def _run(self, shape: Shape) -> None:
-        least, second = self._seconds.get(shape, (math.inf, math.inf))
-        seconds = self._time(shape)
-        self._seconds[shape] = (min(least, seconds), min(second, max(least, seconds)))
+    def _run(self, shape: Shape) -> bool:
+        """Times the shape once more; False if there is no memory for it."""
+        try:
+            seconds = self._time(shape)
+        except Exception as error:
+            if not faults.is_out_of_memory(error):
+                raise
+            log_event(logger, "info", "calibration_short_of_memory", error=faults.describe(error))
+        else:
+            least, second = self._seconds.get(shape, (math.inf, math.inf))
+            self._seconds[shape] = (min(least, seconds), min(second, max(least, seconds)))
+            return True
+        # Only here: until the error is gone, its stack keeps the tensors of the failed forward alive.
+        accelerator.release_memory()
+        self._ended_by = "memory"
+        return False
 
     def _time(self, shape: Shape) -> float:
         """Seconds of one forward of this shape."""

@@ -151,6 +151,19 @@ def test_lack_of_memory_ends_the_search_at_half_as_much() -> None:
     assert model.max_batch_cost == 65_536
 
 
+def test_memory_that_runs_short_later_takes_the_batch_out_of_the_search() -> None:
+    rising = with_price(1.0e-2, 1e-6)
+    tries: list[int] = []
+
+    def curve(units: int) -> float:
+        tries.append(units)
+        if units == 2048 and tries.count(units) > 4:
+            raise OutOfMemoryError("Tried to allocate 2.00 GiB")
+        return rising(units)
+
+    assert Curved(curve).find(max_batch_size=32).max_batch_cost == 1024
+
+
 def test_a_model_without_memory_for_anything_is_left_to_the_warm_up() -> None:
     def curve(units: int) -> float:
         raise OutOfMemoryError("Tried to allocate 2.00 GiB")
