@@ -22,7 +22,7 @@ from shared.errors import ConfigurationError
 from shared.messages import SlotName
 
 # Each library reads its own variable at its import, and without it opens a pool as wide as the machine.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 # Enough for all layers of a model at the shapes in use.
 KERNELS_KEPT = "32"
 
@@ -251,6 +251,9 @@ def _pins(unit: Unit, threads: int, environment: Mapping[str, str]) -> dict[str,
         # A model that was put on the CPU must not find a GPU and take it.
         pins = {CUDA_VISIBLE_DEVICES: ""}
     ours = {variable: str(threads) for variable in THREAD_VARIABLES}
+    # OpenMP's threads otherwise wait for each other by spinning. Whenever one of their cores is taken for a moment, by
+    # a front worker, a tokenizer or another replica, the rest burn theirs: throughput falls to a fraction.
+    ours["OMP_WAIT_POLICY"] = "PASSIVE"
     # Tokenizing has one thread to itself, and a pool of the tokenizer's own does not survive a fork by a model's code.
     ours["TOKENIZERS_PARALLELISM"] = "false"
     # torch keeps compiled kernels for each shape it meets on a CPU, 1,024 of them by default. Texts of all lengths

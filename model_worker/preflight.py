@@ -140,6 +140,7 @@ def runtime_spec(config: Config, model: ModelConfig) -> RuntimeSpec:
         dtype=model.dtype,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
+        compile=model.compile,
         options=dict(model.options),
         python_path=tuple(str(entry) for entry in config.python_path),
     )

@@ -24,6 +24,7 @@ class RuntimeSpec:
     dtype: str = "auto"
     revision: str | None = None
     trust_remote_code: bool = False
+    compile: bool = False
     options: dict[str, object] = field(default_factory=dict)
     python_path: tuple[str, ...] = ()
     """Directories for the user's own classes; they go behind everything else on `sys.path`."""

@@ -139,6 +139,9 @@ class ModelConfig(_Section):
     """Type of the weights in memory. `auto`: as stored on an accelerator, float32 on a CPU."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    compile: bool = False
+    """Compile the model with `torch.compile` while it loads, which takes up to some minutes and makes each forward
+    faster. Takes a C++ compiler on a CPU, and triton on a GPU; not for text generation, nor a class of your own."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Read that code first."""
     required: bool = True
@@ -146,7 +149,8 @@ class ModelConfig(_Section):
     max_batch_size: int = Field(32, ge=1, le=65536)
     """Most requests in one batch; with continuous batching, most that run at once."""
     max_batch_cost: int = Field(0, ge=0, le=10**12)
-    """Most padded units (tokens, for text) in one batch: longest item times number of items. 0: the runtime's. Without
+    """Most padded units (tokens, for text) in one batch: longest item times number of items. 0: the fewest that are
+    about as fast as any, as measured for a few seconds at most after each load; `headwaiter status` shows them. Without
     effect on continuous batching, which `options.cache_tokens` bounds for text generation."""
     max_wait_ms: float = Field(0.0, ge=0, le=_DAY_S * 1000)
     """How long an idle replica waits for more requests before it starts a batch that is not full. With continuous
@@ -188,6 +192,11 @@ class ModelConfig(_Section):
         if self.task and self.is_custom:
             raise ValueError(
                 f"model {self.name!r} is a class of your own, so task = {self.task!r} has no meaning: remove it"
+            )
+        if self.compile and self.is_custom:
+            raise ValueError(
+                f"model {self.name!r} is a class of your own, so compile = true has no meaning: remove it, and call "
+                "torch.compile in its load"
             )
         return self
 

@@ -293,6 +293,24 @@ class Broken(io.StringIO):
         raise RuntimeError("nothing is written here")
 
 
+class Sampled(Echo):
+    """Offers texts of some lengths to measure with; a batch of any size takes the same time."""
+
+    def __init__(self, lengths: Sequence[int], fails: bool = False, journal: str = "") -> None:
+        super().__init__(journal)
+        self.lengths = lengths
+        self.fails = fails
+
+    def samples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        return [("x" * length, {}) for length in self.lengths]
+
+    def answer(self, items: Sequence[Any]) -> Sequence[Any]:
+        if self.fails:
+            raise ValueError("no such kernel")
+        time.sleep(1e-3)
+        return list(items)
+
+
 class Misdescribed(Echo):
     """One of its methods returns a list of texts."""
 

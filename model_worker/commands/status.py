@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -113,8 +114,10 @@ def slot_table(snapshot: Snapshot) -> Table:
 
 def model_table(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("MODEL", "TASK", "STATE", "READY", "QUEUED"):
-        table.add_column(heading, justify="right" if heading in ("READY", "QUEUED") else "left", no_wrap=True)
+    for heading in ("MODEL", "TASK", "STATE"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("READY", "QUEUED", "BATCH COST"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("REASON", overflow="fold")
     for model in snapshot.models:
         table.add_row(
@@ -123,6 +126,7 @@ def model_table(snapshot: Snapshot) -> Table:
             Text(model.state + ("" if model.required else " (optional)"), STYLES.get(model.state, "yellow")),
             _ready_words(model),
             str(model.queued),
+            batch_cost_words([slot for slot in snapshot.slots if slot.model == model.name]),
             Text(model.reason),
         )
     return table
@@ -130,6 +134,12 @@ def model_table(snapshot: Snapshot) -> Table:
 
 def _ready_words(model: ModelState) -> str:
     return f"{model.replicas_ready}/{model.replicas_total}"
+
+
+def batch_cost_words(slots: Sequence[SlotState]) -> str:
+    """Most padded units of a batch, as each replica was told or has measured; how is in `--json`."""
+    costs = {slot.choices.get("max_batch_cost") for slot in slots} - {None}
+    return ", ".join("no limit" if cost == 0 else str(cost) for cost in sorted(costs, key=str)) or "–"
 
 
 def state_words(slot: SlotState) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 
 from model_worker.launchers import guard_child
 from model_worker.replica import accelerator, faults, returns
+from model_worker.replica.calibration import calibrate
 from model_worker.replica.exit_codes import ReplicaExit
 from model_worker.replica.forward_stage import Progress
 from model_worker.replica.host_stages import Limits
@@ -53,13 +54,13 @@ def _live(spec: ReplicaSpec, link: BrokerLink, progress: Progress) -> None:
     started_s = time.monotonic()
     report = partial(State, spec.slot, spec.incarnation)
     try:
-        model, limits = bring_up(spec, lambda *how_far: link.state(report(*how_far)))
+        model, limits, origin = bring_up(spec, lambda *how_far: link.state(report(*how_far)))
         ready = report(
             Phase.READY,
             mixes_parameters=bool(model.mixes_parameters),
             max_batch_cost=limits.max_batch_cost,
             max_batch_size=limits.max_batch_size,
-            choices=returns.description_of(model),
+            choices={**returns.description_of(model), **_budget(model, limits, origin)},
             concurrency=limits.concurrency(model),
         )
         wire.check(ready)
@@ -79,8 +80,9 @@ def _live(spec: ReplicaSpec, link: BrokerLink, progress: Progress) -> None:
     link.wait()
 
 
-def bring_up(spec: ReplicaSpec, report: Report) -> tuple[Model, Limits]:
-    """Builds, loads and warms the model; returns it with the limits that its batches must keep. Main thread only.
+def bring_up(spec: ReplicaSpec, report: Report) -> tuple[Model, Limits, str]:
+    """Builds, loads, measures and warms the model; returns it with the limits that its batches must keep, and where
+    that of their cost comes from. Main thread only.
 
     Raises:
         LoadError: the model or its warm-up refused.
@@ -91,18 +93,47 @@ def bring_up(spec: ReplicaSpec, report: Report) -> tuple[Model, Limits]:
     model.report_progress = _Reporter(report)
     accelerator.set_threads(spec.threads)
     model.max_batch_size = spec.max_batch_size
+    started_s = time.monotonic()
     model.load(spec.torch_device)
+    load_s = time.monotonic() - started_s
     # Once more for a model that imported torch only now.
     accelerator.set_threads(spec.threads)
     report(Phase.WARMING)
     # A model that splits a request's many texts by itself keeps the same budget.
     model.max_batch_cost = spec.max_batch_cost or model.max_batch_cost
-    limits = warm_up(model, Limits(model.max_batch_cost, spec.max_batch_size))
+    limits, origin = _warm_up_and_measure(spec, model, load_s)
     model.max_batch_cost, model.max_batch_size = limits.max_batch_cost, limits.max_batch_size
     # What was made so far lives as long as the process: no later collection needs to look through it.
     gc.collect()
     gc.freeze()
-    return model, limits
+    return model, limits, origin
+
+
+def _warm_up_and_measure(spec: ReplicaSpec, model: Model, load_s: float) -> tuple[Limits, str]:
+    """What a batch may hold, and where its cost comes from: the configuration, a calibration, or the model itself."""
+    limits = warm_up(model, Limits(model.max_batch_cost, spec.max_batch_size))
+    if spec.max_batch_cost or model.continuous_batching:
+        return limits, "configured"
+    model.max_batch_cost = limits.max_batch_cost
+    try:
+        found = calibrate(model, limits, load_s)
+    except Exception as error:
+        raise LoadError(f"calibration failed: {faults.describe_with_cause(error)}") from error
+    if found.max_batch_cost > limits.max_batch_cost:
+        # Everything that was made ready so far is smaller.
+        limits = warm_up(model, Limits(found.max_batch_cost, limits.max_batch_size))
+    elif found.max_batch_cost:
+        limits = Limits(found.max_batch_cost, limits.max_batch_size)
+    fields = {"slot": spec.slot, "max_batch_cost": limits.max_batch_cost, "how": found.text}
+    log_event(logger, "info", "batch_cost_chosen", **fields)
+    return limits, found.text
+
+
+def _budget(model: Model, limits: Limits, origin: str) -> dict[str, object]:
+    """The limit of a batch's cost, for `headwaiter status`. Continuous batching knows none."""
+    if model.continuous_batching:
+        return {}
+    return {"max_batch_cost": limits.max_batch_cost, "max_batch_cost_origin": origin}
 
 
 class _Reporter:

@@ -103,14 +103,25 @@ def examples_of(model: Model) -> list[tuple[object, dict[str, object]]]:
     Raises:
         WrongReturn: `Model.examples` returned something else than pairs of inputs and parameters.
     """
-    examples: object = model.examples()
+    return _requests(model, "examples", model.examples())
+
+
+def samples_of(model: Model) -> list[tuple[object, dict[str, object]]]:
+    """
+    Raises:
+        WrongReturn: `Model.samples` returned something else than pairs of inputs and parameters.
+    """
+    return _requests(model, "samples", model.samples())
+
+
+def _requests(model: Model, method: str, returned: object) -> list[tuple[object, dict[str, object]]]:
     expected = "return a list of pairs (inputs, parameters), the parameters a dict"
-    if not isinstance(examples, (list, tuple)):
-        raise WrongReturn(model, "examples", examples, expected)
-    for example in examples:
-        if not (isinstance(example, (list, tuple)) and len(example) == 2 and isinstance(example[1], Mapping)):
-            raise WrongReturn(model, "examples", examples, expected)
-    return [(inputs, dict(parameters)) for inputs, parameters in examples]
+    if not isinstance(returned, (list, tuple)):
+        raise WrongReturn(model, method, returned, expected)
+    for request in returned:
+        if not (isinstance(request, (list, tuple)) and len(request) == 2 and isinstance(request[1], Mapping)):
+            raise WrongReturn(model, method, returned, expected)
+    return [(inputs, dict(parameters)) for inputs, parameters in returned]
 
 
 def description_of(model: Model) -> dict[str, object]:

@@ -56,7 +56,8 @@ class Model:
 
     max_batch_cost: int = 0
     """Padded units one `forward` may take, `max(cost) * len(items)`; set in `load`. 0: no limit of the model's own.
-    After `load` the process puts the configured number here, if there is one, or a lower one that fits into memory."""
+    After `load` the process puts the configured number here, if there is one, else what it has measured with `samples`;
+    or a lower one that fits into memory."""
 
     max_batch_size: int = 0
     """Most items in one `forward`, or in one step. The configured number, there before `load`; 0: no limit."""
@@ -144,6 +145,14 @@ class Model:
 
     def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
         """Requests (inputs, parameters) to warm up with before the first real one; the largest shape first."""
+        return ()
+
+    def samples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        """Requests (inputs, parameters) of usual sizes, to measure with how much one `forward` should hold.
+
+        Where the configuration names no `max_batch_cost`, batches of more and more copies of each are timed, for a few
+        seconds at most, before the model is ready. Empty: nothing is measured, and what `load` has set counts.
+        """
         return ()
 
     def describe(self) -> dict[str, object]:

@@ -18,6 +18,7 @@ from transformers import AutoModel
 from model_worker.runtimes import batching, checks, loading, padding, samples
 from model_worker.runtimes.base import Model
 from model_worker.runtimes.pooling import Dense, Pooling
+from model_worker.runtimes.transfer import to_device
 from model_worker.specs import RuntimeSpec
 from shared.errors import Code, InvalidInput, LoadError, RequestError
 
@@ -79,6 +80,7 @@ class EmbeddingModel(Model):
         config = checkpoint.load_config(folder)
         self._tokenizer = checkpoint.load_tokenizer(folder)
         self._model = checkpoint.load_model([AutoModel], config, device, may_lack=_UNUSED_WEIGHTS, subfolder=folder)
+        checkpoint.compile_where_asked(self._model, device)
         for dense in self._recipe.dense:
             dense.to(device)
         limits = (loading.position_limit(self._model, self._tokenizer), self._recipe.max_seq_length)
@@ -137,7 +139,8 @@ class EmbeddingModel(Model):
         rows: list[torch.Tensor] = [torch.empty(0)] * len(work)
         with torch.inference_mode():
             for positions in batches:
-                pooled = self._pool([work[position] for position in positions])
+                # All vectors of a batch come from the device in one copy.
+                pooled = self._pool([work[position] for position in positions]).cpu()
                 for position, row in zip(positions, pooled, strict=True):
                     rows[position] = row
                 self.report_step()
@@ -155,6 +158,10 @@ class EmbeddingModel(Model):
     def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
         longest = padding.warm_up_tokens(str(self._model.device), self._limit_tokens)
         return [(samples.text_of(self._tokenizer, longest), {}), ("a", {})]
+
+    def samples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        lengths = padding.sample_tokens(str(self._model.device), self._limit_tokens)
+        return [(samples.text_of(self._tokenizer, length), {}) for length in lengths]
 
     def describe(self) -> dict[str, object]:
         recipe = self._recipe
@@ -212,8 +219,8 @@ class EmbeddingModel(Model):
         lengths = [len(sequence) for sequence in sequences]
         inputs = {
             # On the right whatever the tokenizer would do: there no position moves, and no token looks ahead at it.
-            "input_ids": padding.pad(sequences, self._pad_token_id, "right").to(device),
-            "attention_mask": padding.attention_mask(lengths, "right").to(device),
+            "input_ids": to_device(padding.pad(sequences, self._pad_token_id, "right"), device),
+            "attention_mask": to_device(padding.attention_mask(lengths, "right"), device),
         }
         if self._takes_token_types:
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
@@ -229,7 +236,7 @@ def _finished(vectors: torch.Tensor, item: _Item) -> _Output | RequestError:
         vectors = vectors[:, : item.dimensions]
     if item.normalize:
         vectors = torch.nn.functional.normalize(vectors, dim=1)
-    vectors = vectors.cpu().contiguous()
+    vectors = vectors.contiguous()
     if not torch.isfinite(vectors).all():
         return RequestError("the model computed numbers that are not finite (NaN or infinite)", code=Code.MODEL_ERROR)
     return _Output(vectors, item.is_list)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from model_worker.runtimes import (
     checks,
+    compiling,
     generation_batches,
     generation_parameters,
     generation_steps,
@@ -72,6 +73,8 @@ class GenerationModel(Model):
 
     def load(self, device: str) -> None:
         self._read_options()
+        if self._spec.compile:
+            raise compiling.refuse(self._spec.source, "of text generation, each step would be compiled anew")
         checkpoint = loading.Checkpoint(self._spec, self.report_progress)
         config = checkpoint.load_config()
         self._tokenizer = checkpoint.load_tokenizer()

@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
-from model_worker.runtimes import sources, tasks
+from model_worker.runtimes import compiling, sources, tasks
 from model_worker.runtimes.sources import Source
 from model_worker.specs import RuntimeSpec
 from shared.errors import ConfigurationError, InvalidInput, LoadError
@@ -115,6 +115,14 @@ class Checkpoint:
             model.eval()
             model.to(device)
         return model
+
+    def compile_where_asked(self, model: Any, device: str) -> None:
+        """
+        Raises:
+            LoadError: it was asked for, and is not possible here.
+        """
+        if self.spec.compile:
+            compiling.compile_in_place(model, self.spec.source, device)
 
     def read_json(self, file: str) -> Any:
         """The content of a JSON file of the checkpoint; None if it has no such file."""
@@ -324,6 +332,7 @@ def describe_model(model: Any) -> dict[str, object]:
         "class": type(model).__name__,
         "dtype": str(getattr(model, "dtype", parameters[0].dtype if parameters else None)).removeprefix("torch."),
         "device": str(model.device),
+        "compiled": model._compiled_call_impl is not None,
         "weights_bytes": sum(tensor.numel() * tensor.element_size() for tensor in [*parameters, *model.buffers()]),
         "transformers": transformers.__version__,
     }

@@ -22,6 +22,9 @@ _ACCELERATOR_REQUEST_COST_MAX = 4_194_304
 # Length of the warm-up's longest request. On an accelerator it should meet the largest buffers; a CPU keeps none.
 _CPU_WARM_UP_TOKENS = 64
 _ACCELERATOR_WARM_UP_TOKENS = 512
+# Lengths to measure with how much one forward should hold: what is asked most, and what is long.
+_CPU_SAMPLE_TOKENS = (64, 256)
+_ACCELERATOR_SAMPLE_TOKENS = (128, 512)
 
 
 def default_batch_cost(device: str, *, generates: bool = False) -> int:
@@ -40,6 +43,12 @@ def warm_up_tokens(device: str, limit_tokens: int | None) -> int:
     """Tokens of the longest request to warm up with."""
     wanted = _CPU_WARM_UP_TOKENS if torch.device(device).type == "cpu" else _ACCELERATOR_WARM_UP_TOKENS
     return min(wanted, limit_tokens or wanted)
+
+
+def sample_tokens(device: str, limit_tokens: int | None) -> tuple[int, ...]:
+    """Tokens of the requests to measure with, without those that the model does not read."""
+    lengths = _CPU_SAMPLE_TOKENS if torch.device(device).type == "cpu" else _ACCELERATOR_SAMPLE_TOKENS
+    return tuple(dict.fromkeys(min(length, limit_tokens or length) for length in lengths))
 
 
 def pad(rows: Sequence[Sequence[int]], value: int, side: Literal["left", "right"]) -> torch.Tensor:

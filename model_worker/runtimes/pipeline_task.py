@@ -27,10 +27,11 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import ChunkPipeline, PipelineException, pad_collate_fn
 from transformers.pipelines.pt_utils import PipelineIterator
 
-from model_worker.runtimes import batching, checks, loading, media, model_inputs, padding, samples, tasks
+from model_worker.runtimes import batching, checks, compiling, loading, media, model_inputs, padding, samples, tasks
 from model_worker.runtimes.base import Model
 from model_worker.runtimes.pipeline_parameters import PipelineParameters
 from model_worker.runtimes.staging import Part, Stager, filled
+from model_worker.runtimes.transfer import to_device
 from model_worker.specs import RuntimeSpec
 from shared.errors import Code, InvalidInput, LoadError, RequestError
 
@@ -84,6 +85,8 @@ class PipelineModel(Model):
     def load(self, device: str) -> None:
         self._torch_device = device
         self._pipeline = self._load_pipeline(device)
+        if self._spec.compile and self._generates():
+            raise compiling.refuse(self._spec.source, "this pipeline generates, and each step would be compiled anew")
         self._limit_samples = model_inputs.least_samples(self._pipeline.model.config)
         tokenizer = self._pipeline.tokenizer
         if tokenizer is not None:
@@ -174,6 +177,12 @@ class PipelineModel(Model):
         longest = padding.warm_up_tokens(self._torch_device, self._limit_tokens)
         return samples.examples(self._task, self._stager.pipeline.tokenizer, longest, self._sampling_rate())
 
+    def samples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        if self._solo_reason:
+            return ()
+        lengths = padding.sample_tokens(self._torch_device, self._limit_tokens)
+        return samples.usual(self._task, self._stager.pipeline.tokenizer, lengths, self._sampling_rate())
+
     def describe(self) -> dict[str, object]:
         tokenizer = self._pipeline.tokenizer
         return {
@@ -197,6 +206,7 @@ class PipelineModel(Model):
         checkpoint = loading.Checkpoint(self._spec, self.report_progress)
         config = checkpoint.load_config()
         model = checkpoint.load_model(definition["pt"], config, device, may_lack=_UNUSED_WEIGHTS)
+        checkpoint.compile_where_asked(model, device)
         pipeline_class = _import_class(definition["impl"])
         with checkpoint.one_line_errors("its pipeline"):
             components = {
@@ -245,6 +255,12 @@ class PipelineModel(Model):
         try:
             together = [self.finish(output) for output in self.forward([self.prepare(*each) for each in pair])]
         except Exception as error:
+            if self._spec.compile:
+                # What fails may be the compiler: nobody asked for slow answers.
+                raise LoadError(
+                    f"{self._spec.source}: with compile = true, two requests together fail: {type(error).__name__}: "
+                    f"{loading.one_line(error)}: set compile = false"
+                ) from error
             return f"{type(error).__name__}: {loading.one_line(error)}"
         alone = [self.finish(self.forward([self.prepare(*each)])[0]) for each in pair]
         tolerance = _PROBE_TOLERANCES.get(self._pipeline.model.dtype, _PROBE_TOLERANCE_HALF)
@@ -307,6 +323,10 @@ class PipelineModel(Model):
         if len(chunks) > 1:
             batch = self._collate(chunks)
             pad_token_id = model_inputs.fill_padding(batch, pad_token_id)
+            batch = {
+                key: to_device(value, self._torch_device) if isinstance(value, torch.Tensor) else value
+                for key, value in batch.items()
+            }
         if self._pipeline.tokenizer is not None:
             self._pipeline.model.config.pad_token_id = pad_token_id
         # The library's own iterator cuts a batch's output apart, as it does inside `pipeline(…, batch_size=n)`.

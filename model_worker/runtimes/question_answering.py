@@ -23,6 +23,7 @@ from model_worker.runtimes.answer_spans import Answer, Scores, best_answers
 from model_worker.runtimes.base import Model
 from model_worker.runtimes.question_parameters import Pair, QuestionParameters
 from model_worker.runtimes.question_windows import EncodedPair, Window, WindowCutter
+from model_worker.runtimes.transfer import to_device
 from model_worker.specs import RuntimeSpec
 from shared.errors import Code, InvalidInput, LoadError, RequestError
 
@@ -102,6 +103,7 @@ class QuestionAnsweringModel(Model):
                 permanent=True,
             )
         self._model = checkpoint.load_model([AutoModelForQuestionAnswering], config, device, may_lack=_UNUSED_WEIGHTS)
+        checkpoint.compile_where_asked(self._model, device)
         self._model.config.use_cache = False  # keys and values for steps that never come
         self._limit_tokens = loading.position_limit(self._model, None)
         self._cutter = WindowCutter(self._tokenizer, self._limit_tokens or _POSITIONS_WITHOUT_LIMIT)
@@ -192,6 +194,13 @@ class QuestionAnsweringModel(Model):
         context = samples.text_of(self._tokenizer, longest)
         return [({"question": "a", "context": text}, dict(_DEFAULT_WINDOWS)) for text in (context, "a")]
 
+    def samples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
+        if self._solo_reason:
+            return ()
+        lengths = padding.sample_tokens(self._torch_device, self._cutter.default_window_tokens)
+        contexts = [samples.text_of(self._tokenizer, length) for length in lengths]
+        return [({"question": "a", "context": text}, dict(_DEFAULT_WINDOWS)) for text in contexts]
+
     def describe(self) -> dict[str, object]:
         return {
             **loading.describe_model(self._model),
@@ -273,11 +282,12 @@ class QuestionAnsweringModel(Model):
         lengths = [len(row.ids) for row in rows]
         inputs = {
             # On the right whatever the tokenizer would do: there no position moves, and no token looks ahead at it.
-            "input_ids": padding.pad([row.ids for row in rows], self._pad_token_id, "right").to(device),
-            "attention_mask": padding.attention_mask(lengths, "right").to(device),
+            "input_ids": to_device(padding.pad([row.ids for row in rows], self._pad_token_id, "right"), device),
+            "attention_mask": to_device(padding.attention_mask(lengths, "right"), device),
         }
         if self._takes_token_types:
-            inputs["token_type_ids"] = padding.pad([row.type_ids for row in rows], 0, "right").to(device)
+            type_ids = padding.pad([row.type_ids for row in rows], 0, "right")
+            inputs["token_type_ids"] = to_device(type_ids, device)
         output = self._model(**inputs)
         logits = torch.stack([output.start_logits, output.end_logits], dim=1).float().cpu().numpy()
         if logits.shape[2] != max(lengths):

@@ -5,6 +5,7 @@ Refuses to be clever: repeated words, silence, a grey picture.
 
 from __future__ import annotations
 
+import bisect
 import struct
 import zlib
 from collections.abc import Sequence
@@ -28,19 +29,25 @@ _PICTURE_TASKS = media.IMAGE_TASKS - {
     "zero-shot-object-detection",
 }
 _PICTURE_PIXELS = 64
+_WORDS = ("a", "b", "c", "d", "e", "f", "g", "h")
 
 Request = tuple[Any, dict[str, Any]]
 
 
 def examples(task: str, tokenizer: Any, longest_tokens: int, sampling_rate: int | None) -> Sequence[Request]:
     """The largest shape first, then a small one; empty for tasks whose inputs differ too much."""
+    return usual(task, tokenizer, (longest_tokens, 1), sampling_rate)
+
+
+def usual(task: str, tokenizer: Any, lengths: Sequence[int], sampling_rate: int | None) -> Sequence[Request]:
+    """Texts of these lengths in tokens; one picture or recording; empty for tasks whose inputs differ too much."""
     if task in TEXT_TASKS:
         parameters = _PARAMETERS.get(task, {})
         if task == "zero-shot-classification":
             # This pipeline adds a sentence of its own to every text: cut back what is then too much.
             parameters = {**parameters, "truncation": True}
-        return [(_text(task, tokenizer, size), parameters) for size in (longest_tokens, 1)]
-    return unequal_pair(task, tokenizer, longest_tokens, sampling_rate)[:1]
+        return [(_text(task, tokenizer, length), parameters) for length in lengths]
+    return unequal_pair(task, tokenizer, max(lengths), sampling_rate)[:1]
 
 
 def unequal_pair(task: str, tokenizer: Any, longest_tokens: int, sampling_rate: int | None) -> Sequence[Request]:
@@ -61,16 +68,17 @@ def unequal_pair(task: str, tokenizer: Any, longest_tokens: int, sampling_rate: 
 
 def text_of(tokenizer: Any, tokens_max: int) -> str:
     """Some text of at most `tokens_max` tokens, special tokens counted, and nearly as many."""
-    words = ["a", "b", "c", "d", "e", "f", "g", "h"]
-    room = tokens_max - tokenizer.num_special_tokens_to_add()
-    text = words[0]
-    count = 1
-    while count < room:
-        candidate = f"{text} {words[count % len(words)]}"
-        if len(tokenizer(candidate, add_special_tokens=False)["input_ids"]) > room:
-            break
-        text, count = candidate, count + 1
-    return text
+    room: int = tokens_max - tokenizer.num_special_tokens_to_add()
+
+    def text(count: int) -> str:
+        return " ".join(_WORDS[number % len(_WORDS)] for number in range(count))
+
+    def is_too_long(count: int) -> bool:
+        ids: list[int] = tokenizer(text(count), add_special_tokens=False)["input_ids"]
+        return len(ids) > room
+
+    # A word is a token at least, and more words are never fewer tokens.
+    return text(max(1, bisect.bisect_left(range(1, room + 1), True, key=is_too_long)))
 
 
 def _text(task: str, tokenizer: Any, tokens_max: int) -> str:

@@ -226,6 +226,29 @@ def test_process_is_what_was_promised(journal: Path) -> None:
         assert b"OMP_NUM_THREADS=1" in pinned
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_torch_computes_with_as_many_threads_as_the_slot_has_cores_and_on_these(cores: int) -> None:
+    if len(os.sched_getaffinity(0)) < cores:
+        pytest.skip(f"there are no {cores} cores")
+    model = {"name": "m", "model": "tests.torch_stub:Parallel", "device": "cpu", "cores": cores}
+    with Service([model]) as service:
+        pid = service.wait_ready().model_pids()["m/0"]
+        seen = service.ask("m", "anything").json()
+        again = service.ask("m", "anything").json()
+        assert seen["threads"] == cores
+        # The one that calls computes as well; none is opened that torch does not compute with.
+        assert len(seen["after"]) - len(seen["before"]) == cores - 1
+        assert again["after"] == seen["after"]
+        tasks = Path(f"/proc/{pid}/task")
+        affinities = {tuple(sorted(os.sched_getaffinity(int(task.name)))) for task in tasks.iterdir()}
+        assert len(affinities) == 1
+        assert len(affinities.pop()) == cores
+        pinned = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        for name in ("OMP", "MKL", "OPENBLAS", "RAYON"):
+            assert f"{name}_NUM_THREADS={cores}".encode() in pinned
+        assert b"OMP_WAIT_POLICY=PASSIVE" in pinned
+
+
 def test_values_that_json_does_not_know(journal: Path) -> None:
     with Service([obedient(journal)]) as service:
         service.wait_ready()

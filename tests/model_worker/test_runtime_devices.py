@@ -1,0 +1,117 @@
+"""What the built-in runtimes do for the device: compiled models, and the way of tensors to it.
+
+There is no GPU here: what a copy to one must look like is asked of a tensor that only notes what is asked of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model_worker.runtimes import compiling, embedding, registry
+from model_worker.runtimes.transfer import to_device
+from model_worker.specs import RuntimeSpec
+from shared.config import Config
+from shared.errors import LoadError
+from tests import tiny_models
+
+
+def load(directory: Path, task: str, **values: Any) -> Any:
+    model = registry.build(RuntimeSpec("tiny", str(directory), task, **values))
+    model.load("cpu")
+    return model
+
+
+class Noting:
+    """In a tensor's place."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, object]] = []
+
+    def pin_memory(self) -> Noting:
+        self.calls.append(("pin_memory", None))
+        return self
+
+    def to(self, device: object, non_blocking: bool = False) -> Noting:
+        self.calls.append((f"to {device}", non_blocking))
+        return self
+
+
+def test_a_copy_to_a_gpu_is_made_from_pinned_memory_and_nobody_waits_for_it() -> None:
+    tensor: Any = Noting()
+    to_device(tensor, "cuda:0")
+    assert tensor.calls == [("pin_memory", None), ("to cuda:0", True)]
+
+
+def test_no_memory_is_pinned_for_other_devices() -> None:
+    tensor: Any = Noting()
+    to_device(tensor, torch.device("cpu"))
+    assert tensor.calls == [("to cpu", False)]
+
+
+def test_the_vectors_of_a_batch_come_back_in_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(tiny_models.save(tmp_path, "BertModel"), "embedding")
+    items = [model.prepare(text, {}) for text in ("fox", "one", "sea")]
+    copied: list[tuple[int, ...]] = []
+    pool = embedding.EmbeddingModel._pool
+
+    class Counting(torch.Tensor):
+        def cpu(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+            copied.append(tuple(self.shape))
+            return self.as_subclass(torch.Tensor)
+
+    monkeypatch.setattr(embedding.EmbeddingModel, "_pool", lambda self, work: pool(self, work).as_subclass(Counting))
+    assert len(model.forward(items)) == 3
+    assert copied == [(3, 16)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_weights_have_the_type_that_was_asked_for_and_vectors_are_float32(tmp_path: Path, dtype: str) -> None:
+    model = load(tiny_models.save(tmp_path, "BertModel"), "embedding", dtype=dtype)
+    assert model.describe()["dtype"] == dtype
+    [output] = model.forward([model.prepare("fox", {})])
+    assert model.finish(output).dtype == np.float32
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_compiled_model_answers_as_the_plain_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Traced and called as for the usual backend, which takes a minute to compile on a busy machine.
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    directory = tiny_models.save(tmp_path, "BertModel", num_hidden_layers=1)
+    plain, compiled = load(directory, "embedding"), load(directory, "embedding", compile=True)
+    assert (plain.describe()["compiled"], compiled.describe()["compiled"]) == (False, True)
+    requests = ["fox", "one two three", "She sells sea shells by the sea shore!"]
+    answers = [
+        [model.finish(output) for output in model.forward([model.prepare(text, {}) for text in requests])]
+        for model in (plain, compiled)
+    ]
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_without_a_compiler_a_model_that_is_to_be_compiled_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/nonexistent/compiler"))
+    directory = tiny_models.save(tmp_path, "BertModel")
+    with pytest.raises(LoadError, match=r"compile = true is not possible here: there is no C\+\+ compiler") as caught:
+        load(directory, "embedding", compile=True)
+    assert caught.value.permanent
+
+
+def test_what_would_be_compiled_with_every_step_is_refused(tmp_path: Path) -> None:
+    directory = tiny_models.save(tmp_path, "GPT2LMHeadModel")
+    with pytest.raises(LoadError, match="each step would be compiled anew") as caught:
+        load(directory, "text-generation", compile=True)
+    assert caught.value.permanent
+
+
+def test_a_class_of_ones_own_compiles_itself() -> None:
+    with pytest.raises(ValueError, match=r"call torch\.compile in its load"):
+        Config(models=({"name": "own", "model": "mine:Own", "compile": True},))
