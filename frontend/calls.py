@@ -59,8 +59,8 @@ class Call:
 
 
 class Calls:
-    """Several requests under way that are one to their caller. `await calls` gives their answers in order, or raises the
-    first `RequestError` that any of them ended with."""
+    """Several requests under way that are one to their caller. `await calls` gives their answers in order, or raises
+    the first `RequestError` that any of them ended with."""
 
     __slots__ = ("_calls",)
 

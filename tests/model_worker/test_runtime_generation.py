@@ -222,7 +222,7 @@ def test_a_chat_goes_through_the_template(directories: dict[str, Path]) -> None:
     assert continued["generated_text"].startswith("[system]a[user]fox[assistant]one")
     with pytest.raises(InvalidInput, match="the chat template refuses these messages: unknown role cook"):
         model.prepare([{"role": "cook", "content": "a"}], {})
-    with pytest.raises(InvalidInput, match="no chat template: send inputs as one string"):
+    with pytest.raises(InvalidInput, match="no chat template, so it takes text"):
         loaded(directories["GPT2LMHeadModel"]).prepare(chat, {})
 
 
