@@ -86,7 +86,7 @@ def read_chat(fields: Fields) -> Generation:
     _refuse(fields, "modalities", "answers are text", harmless=(["text"],))
     _refuse(fields, "web_search_options", "models here cannot search")
     limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
-    parameters = _given(fields, (*_SAMPLING, *_MORE_SAMPLING))
+    parameters = _sampling(fields)
     _rename(fields, limit, parameters, "max_new_tokens")
     wants_logprobs = _boolean(fields, "logprobs")
     if wants_logprobs:
@@ -122,7 +122,7 @@ def read_completion(fields: Fields) -> Generation:
     _refuse_format(fields)
     prompts = _prompts(fields.get("prompt"))
     streaming = _streaming(fields)
-    parameters = _given(fields, (*_SAMPLING, *_MORE_SAMPLING))
+    parameters = _sampling(fields)
     parameters["max_new_tokens"] = _COMPLETION_TOKENS
     _rename(fields, "max_tokens", parameters, "max_new_tokens")
     wants_logprobs = fields.get("logprobs") is not None
@@ -205,6 +205,15 @@ def _given(fields: Fields, names: Collection[str]) -> dict[str, object]:
     return {name: fields[name] for name in names if fields.get(name) is not None}
 
 
+def _sampling(fields: Fields) -> dict[str, object]:
+    parameters = _given(fields, (*_SAMPLING, *_MORE_SAMPLING))
+    temperature = parameters.get("temperature")
+    if isinstance(temperature, (int, float)) and temperature > 0:
+        # Our models draw where something asks for it, and a temperature of 1, which changes nothing, does not.
+        parameters["do_sample"] = True
+    return parameters
+
+
 def _rename(fields: Fields, name: str, parameters: dict[str, object], own_name: str) -> None:
     if fields.get(name) is not None:
         parameters[own_name] = fields[name]
@@ -218,8 +227,7 @@ def _choices(fields: Fields, name: str, parameters: dict[str, object]) -> int:
     """How many answers, with what makes them differ: for several, tokens are drawn, as they always are at OpenAI."""
     count = _count(fields, name, default=1, at_least=1, at_most=CHOICES_MAX)
     if count > 1 and "temperature" not in parameters:
-        parameters["temperature"] = 1.0
-        parameters["do_sample"] = True
+        parameters |= {"temperature": 1.0, "do_sample": True}
     return count
 
 
