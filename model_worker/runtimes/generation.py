@@ -27,6 +27,7 @@ from model_worker.runtimes.continuous.engines import Choice
 from model_worker.runtimes.generation_answers import Item, Output, Piece, answer_value, piece_value
 from model_worker.runtimes.generation_parameters import GenerationParameters
 from model_worker.runtimes.generation_steps import Steps
+from model_worker.runtimes.json_grammar import Grammars
 from model_worker.specs import RuntimeSpec
 from shared.errors import InvalidInput, LoadError, RequestError
 
@@ -70,6 +71,7 @@ class GenerationModel(Model):
         self._may_step = True
         self._choice = Choice(None, "not asked for")
         self._steps: Steps | None = None
+        self._grammars: Grammars  # prepare thread
 
     def load(self, device: str) -> None:
         self._read_options()
@@ -83,6 +85,7 @@ class GenerationModel(Model):
         self._known_token_ids = loading.known_token_ids(self._model, self._tokenizer)
         self._pad_token_id = loading.pad_token_id(self._tokenizer)
         self._take_over_settings()
+        self._grammars = Grammars(self._tokenizer, self._end_ids)
         self.max_batch_cost = padding.default_batch_cost(device, generates=True)
         if self._may_step:
             self._choice = self._choose_engine()
@@ -103,7 +106,8 @@ class GenerationModel(Model):
             room = self._longest_tokens - (settings.max_new_tokens or 1)
             keep = max(room, 1) if settings.truncate is True else settings.truncate
             ids = ids[-keep:]
-        return Item(prompt, ids, self._max_new_tokens(len(ids), settings), settings)
+        grammar = None if settings.json_schema is None else self._grammars.compile(settings.json_schema)
+        return Item(prompt, ids, self._max_new_tokens(len(ids), settings), settings, grammar)
 
     def _max_new_tokens(self, prompt_tokens: int, settings: GenerationParameters) -> int:
         """What was asked for, or the default, if there is room for it.
@@ -135,7 +139,8 @@ class GenerationModel(Model):
 
     def _refuse_what_needs_steps(self, parameters: dict[str, Any]) -> None:
         for name in generation_parameters.CONTINUOUS_ONLY:
-            if parameters.get(name):
+            # An empty schema asks for something: any JSON.
+            if parameters.get(name) not in (None, False, 0):
                 raise InvalidInput(
                     f"{name} needs continuous batching, which this model is not computed with: {self._choice.reason}"
                 )

@@ -127,8 +127,8 @@ def test_messages_that_cannot_be_read_are_refused_by_place(messages: object, par
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
+        ({"response_format": "json_object"}, "response_format"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"),
@@ -182,6 +182,11 @@ def test_several_answers_to_one_seed_have_seeds_of_their_own() -> None:
         ({"logprobs": 5}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+            "response_format.json_schema.schema",
+        ),
         ({"model": None}, "model"),
         ({"model": ""}, "model"),
     ],
@@ -190,6 +195,13 @@ def test_values_that_cannot_be_meant_are_refused_by_name(fields: dict[str, objec
     error = refusal(chat, **fields)
     assert error.detail["param"] == param
     assert param in error.message
+
+
+def test_formats_are_schemas_of_what_to_answer() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    described = {"name": "a", "strict": True, "schema": schema}
+    assert chat(response_format={"type": "json_schema", "json_schema": described}).parameters == {"json_schema": schema}
+    assert chat(response_format={"type": "json_object"}).parameters == {"json_schema": {"type": "object"}}
 
 
 def test_scores_are_those_of_the_chosen_token_and_as_many_as_asked() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import openai
 import pytest
 import torch
+from pydantic import BaseModel, Field
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from tests import tiny_models
@@ -253,6 +256,54 @@ def test_a_role_that_the_template_refuses_is_the_callers_fault(client: openai.Op
     messages: Any = [{"role": "narrator", "content": "x"}]
     with pytest.raises(openai.BadRequestError, match="unknown role narrator"):
         ask(client, messages=messages)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_of_a_schema_is_json_of_that_schema(client: openai.OpenAI, temperature: float) -> None:
+    class Guest(BaseModel):
+        name: Literal["Ann", "Bob"]
+        tables: list[Literal[1, 2, 3]] = Field(max_length=2)
+        is_hungry: bool
+
+    values: Any = {"model": "chat", "messages": MESSAGES, "max_tokens": 80, "temperature": temperature, "seed": 1}
+    parsed = client.chat.completions.parse(**values, response_format=Guest)
+    assert isinstance(parsed.choices[0].message.parsed, Guest)
+    assert parsed.choices[0].finish_reason == "stop"
+    with client.chat.completions.stream(**values, response_format=Guest) as stream:
+        assert stream.get_final_completion().choices[0].message.content == parsed.choices[0].message.content
+
+
+def test_a_schema_restricts_its_own_answer_alone(client: openai.OpenAI, service: Service) -> None:
+    free = ask(client).choices[0].message.content
+    digits = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [7, 8, 9]}}}
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(
+            pool.map(lambda number: ask(client, **({"response_format": digits} if number % 2 else {})), range(6))
+        )
+    texts = [answer.choices[0].message.content for answer in answers]
+    assert texts[::2] == [free] * 3
+    assert len(set(texts[1::2])) == 1
+    assert json.loads(texts[1]) in (7, 8, 9)
+    started = ask(client, response_format={"type": "json_object"}, max_tokens=2)
+    assert started.choices[0].message.content.startswith("{")
+    assert started.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "nonsense"}, "Invalid type: nonsense"),
+        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"$ref": "http://127.0.0.1:9/x"}, "not present in a registry"),
+        ({"not": {}}, "Unimplemented keys"),
+        ({"enum": ["x" * 70_000]}, "at most 65536 are read"),
+    ],
+)
+def test_a_schema_that_cannot_be_kept_to_is_refused(client: openai.OpenAI, schema: Any, reason: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match=reason) as caught:
+        ask(client, response_format=form)
+    assert caught.value.param == "response_format"
 
 
 # --- completions -----------------------------------------------------------------------------------------------------

@@ -80,7 +80,6 @@ def read_chat(fields: Fields) -> Generation:
         InvalidInput: with `param` and `code` in its detail.
     """
     _refuse_tools(fields)
-    _refuse_format(fields)
     _refuse(fields, "logit_bias", "token scores cannot be changed here")
     _refuse(fields, "audio", "answers are text")
     _refuse(fields, "modalities", "answers are text", harmless=(["text"],))
@@ -88,6 +87,9 @@ def read_chat(fields: Fields) -> Generation:
     limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
     parameters = _sampling(fields)
     _rename(fields, limit, parameters, "max_new_tokens")
+    schema = _schema(fields.get("response_format"))
+    if schema is not None:
+        parameters["json_schema"] = schema
     wants_logprobs = _boolean(fields, "logprobs")
     if wants_logprobs:
         parameters["logprobs"] = _count(fields, "top_logprobs", default=0, at_least=0)
@@ -106,6 +108,7 @@ def read_chat(fields: Fields) -> Generation:
         names=_names(
             parameters,
             inputs="messages",
+            json_schema="response_format",
             max_new_tokens=limit,
             logprobs="logprobs" if fields.get("top_logprobs") is None else "top_logprobs",
         ),
@@ -119,7 +122,6 @@ def read_completion(fields: Fields) -> Generation:
     """
     _refuse(fields, "logit_bias", "token scores cannot be changed here")
     _refuse(fields, "suffix", "models here write on at the end of a text, not in the middle of one")
-    _refuse_format(fields)
     prompts = _prompts(fields.get("prompt"))
     streaming = _streaming(fields)
     parameters = _sampling(fields)
@@ -270,6 +272,22 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN_LENGTH_MAX else text[: _SHOWN_LENGTH_MAX - 1] + "…"
 
 
+def _schema(form: object) -> object:
+    """What the answer has to be JSON of; None: it is text."""
+    match form:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+        case {"type": "json_schema"}:
+            where = "response_format.json_schema.schema"
+            raise invalid(where, f"{where} must be an object, got none")
+    text = f"response_format = {_shown(form)} is not supported: its type is text, json_object or json_schema"
+    raise unsupported("response_format", text)
+
+
 # --- what is refused ---
 
 
@@ -286,15 +304,6 @@ def _refuse_tools(fields: Fields) -> None:
         if fields.get(choice) != "none":
             _refuse(fields, tools, why)
             _refuse(fields, choice, why, harmless=("auto",))
-
-
-def _refuse_format(fields: Fields) -> None:
-    kind = fields.get("response_format")
-    if isinstance(kind, dict):
-        kind = kind.get("type")
-    if kind is not None and kind != "text":
-        text = f"response_format = {_shown(kind)} is not supported: answers are free text; ask for JSON in the prompt"
-        raise unsupported("response_format", text)
 
 
 def _check_echo(prompts: list[Inputs], wants_logprobs: bool, stream: bool) -> None:
