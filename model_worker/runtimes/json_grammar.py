@@ -21,7 +21,7 @@ _SCHEMA_CHARACTERS_MAX = 64 * 1024
 # Programs ask for the same few schemas again and again.
 _COMPILED_MAX = 32
 # One space, or a line break with an indentation: without a bound, a model may go on with blanks for ever.
-_WHITESPACE = r"( |\n {0,32})"
+_WHITESPACE = r"( |\n {0,16})"
 
 
 class Grammar:

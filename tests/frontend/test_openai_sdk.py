@@ -24,7 +24,7 @@ from tests.topology import Service
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the fox?"}]
 PROMPTS = ["The quick brown fox", "Paris is"]
 NEW_TOKENS = 12
-POSITIONS = 128
+POSITIONS = 256
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_what_the_model_refuses_names_the_callers_field(client: openai.OpenAI) -
         ({"temperature": -1}, "temperature", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"max_completion_tokens": 10_000}, "max_completion_tokens", "context_length_exceeded"),
-        ({"messages": [{"role": "user", "content": "fox " * 200}]}, "messages", "context_length_exceeded"),
+        ({"messages": [{"role": "user", "content": "fox " * 400}]}, "messages", "context_length_exceeded"),
         ({"stop": [""]}, "stop", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
     ]
@@ -265,7 +265,7 @@ def test_an_answer_of_a_schema_is_json_of_that_schema(client: openai.OpenAI, tem
         tables: list[Literal[1, 2, 3]] = Field(max_length=2)
         is_hungry: bool
 
-    values: Any = {"model": "chat", "messages": MESSAGES, "max_tokens": 80, "temperature": temperature, "seed": 1}
+    values: Any = {"model": "chat", "messages": MESSAGES, "max_tokens": 200, "temperature": temperature, "seed": 1}
     parsed = client.chat.completions.parse(**values, response_format=Guest)
     assert isinstance(parsed.choices[0].message.parsed, Guest)
     assert parsed.choices[0].finish_reason == "stop"
