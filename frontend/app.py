@@ -16,9 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
@@ -28,13 +26,12 @@ from frontend.client import PENDING_BYTES_MAX, ModelClient
 from frontend.guards import BodyReader, KeyRing
 from frontend.health import HealthRoutes
 from frontend.metrics import FrontMetrics
-from frontend.responses import error_headers, status_of
+from frontend.refusals import Refusals
 from frontend.services import Services
-from frontend.surfaces.native import error_body
 from frontend.surfaces.registry import load_surfaces
 from shared import logs
 from shared.config import Config
-from shared.errors import ConfigurationError, RequestError
+from shared.errors import ConfigurationError
 from shared.logs import log_event
 from shared.sockets import RunDirectory
 from shared.version import VERSION
@@ -90,14 +87,11 @@ def create_app(config: Config | None = None) -> FastAPI:
         lifespan=lifespan,
         # A redirect would go to whatever host the request names.
         redirect_slashes=False,
-        # What fails is answered in the native dialect; a page with a traceback is for nobody.
-        exception_handlers={
-            HTTPException: _refused_by_framework,
-            RequestError: _refused,
-            RequestValidationError: _refused_by_validation,
-            Exception: _failed,
-        },
+        # What fails is answered in the dialect of its path; a page with a traceback is for nobody.
+        exception_handlers=Refusals(surfaces).handlers(),
     )
+    for surface in surfaces:
+        application.include_router(surface.router())
     application.include_router(CatalogueRoutes(services).router())
     application.include_router(HealthRoutes(services).router())
     openapi.describe(application, surfaces)
@@ -166,45 +160,3 @@ def _stop_with_master() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     loop.add_reader(master.sentinel, stop)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-    return _native(status_of(error), error.message, error.code, headers)
-
-
-async def _refused_by_framework(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    asked = f"{request.method[:20]} {request.url.path[:200]}"
-    if error.status_code == 404:
-        return _native(404, f"{asked}: {error.detail}; /docs lists what there is", "not_found", error.headers)
-    if error.status_code == 405:
-        methods = _methods(request)
-        text = f"{asked}: this path takes {' or '.join(methods)}"
-        return _native(405, text, "method_not_allowed", {"allow": ", ".join(methods)})
-    return _native(error.status_code, f"{asked}: {error.detail}", "bad_request", error.headers)
-
-
-def _methods(request: Request) -> list[str]:
-    """What the path of this request can be asked with: all of its routes, not only the one that refused it."""
-    routes = request.app.router.routes
-    scopes = {method: {**request.scope, "method": method} for method in ("GET", "HEAD", "POST")}
-    return [
-        method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
-    ]
-
-
-async def _refused_by_validation(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    parts = [f"{'.'.join(str(step) for step in problem['loc'])}: {problem['msg']}" for problem in error.errors()]
-    return _native(422, "; ".join(parts), "invalid_input")
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return _native(500, "headwaiter failed on this request; its log says why", "internal")
-
-
-def _native(status: int, text: str, error_type: str, headers: object = None) -> Response:
-    extra = dict(headers) if isinstance(headers, dict) else None
-    return Response(error_body(text, error_type), status, extra, media_type="application/json")

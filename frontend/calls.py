@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
 from frontend.pending import Answer
 from shared.errors import Code, RequestError
@@ -58,22 +58,64 @@ class Call:
         return False
 
 
+class Calls:
+    """Several requests under way that are one to their caller. `await calls` gives their answers in order, or raises
+    the first `RequestError` that any of them ended with."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+
+    def __await__(self) -> Generator[object, None, list[Answer]]:
+        return asyncio.gather(*(call._future for call in self._calls)).__await__()
+
+    def abandon(self) -> None:
+        """As `Call.abandon`, for all of them."""
+        for call in self._calls:
+            call.abandon()
+
+
+class Bell:
+    """Wakes the one task that waits for news."""
+
+    __slots__ = ("_loop", "_rung")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._rung: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        if self._rung is not None and not self._rung.done():
+            self._rung.set_result(None)
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Returns when it rings, or after `timeout_s` seconds."""
+        self._rung = self._loop.create_future()
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self.ring)
+        try:
+            await self._rung
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+
 class StreamCall:
     """One streamed request under way. `values()` iterates over its pieces; or wait for `arrived`, and `take` them."""
 
-    __slots__ = ("_abandon", "_answer", "_arrived", "_bytes_behind", "_error", "_loop", "_values", "id")
+    __slots__ = ("_abandon", "_answer", "_bytes_behind", "_error", "_values", "bell", "id")
 
     def __init__(
         self, request_id: RequestId, loop: asyncio.AbstractEventLoop, abandon: Callable[[RequestId], None]
     ) -> None:
         self.id = request_id
-        self._loop = loop
+        self.bell = Bell(loop)
+        """Rings with each piece, and with the end. Whoever reads several streams at once gives them one bell."""
         self._abandon = abandon
         self._values: deque[tuple[object, int]] = deque()
         self._bytes_behind = 0
         self._answer: Answer | None = None
         self._error: RequestError | None = None
-        self._arrived: asyncio.Future[None] | None = None
 
     def final_answer(self) -> Answer:
         """What came behind the pieces; there once the iteration over them has ended well."""
@@ -106,15 +148,9 @@ class StreamCall:
 
     async def arrived(self, timeout_s: float | None = None) -> bool:
         """Returns True when a piece, or the end, is there; False when `timeout_s` seconds have passed without."""
-        if not self._has_news:
-            self._arrived = self._loop.create_future()
-            timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._wake)
-            try:
-                await self._arrived
-            finally:
-                if timer is not None:
-                    timer.cancel()
-        return self._has_news
+        if not self.has_news:
+            await self.bell.wait(timeout_s)
+        return self.has_news
 
     def take(self) -> list[object]:
         """All pieces that are there."""
@@ -129,7 +165,8 @@ class StreamCall:
             raise self._error
 
     @property
-    def _has_news(self) -> bool:
+    def has_news(self) -> bool:
+        """Whether a piece, or the end, is there."""
         return bool(self._values) or self._answer is not None or self._error is not None
 
     def _take_one(self) -> object:
@@ -139,20 +176,69 @@ class StreamCall:
 
     def resolve(self, answer: Answer) -> None:
         self._answer = answer
-        self._wake()
+        self.bell.ring()
 
     def fail(self, error: RequestError) -> None:
         self._error = error
-        self._wake()
+        self.bell.ring()
 
     def push(self, value: object, size_bytes: int) -> bool:
         if len(self._values) >= CHUNKS_BEHIND_MAX or self._bytes_behind >= BYTES_BEHIND_MAX:
             return False
         self._values.append((value, size_bytes))
         self._bytes_behind += size_bytes
-        self._wake()
+        self.bell.ring()
         return True
 
-    def _wake(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
+
+class StreamCalls:
+    """Several streamed requests under way that are one to their caller, who reads each piece with the number of its
+    request. Read like a `StreamCall`; the last thing of each request is its `Answer`."""
+
+    __slots__ = ("_bell", "_calls", "_open")
+
+    def __init__(self, calls: Sequence[StreamCall], loop: asyncio.AbstractEventLoop) -> None:
+        self._calls = calls
+        self._open = dict(enumerate(calls))
+        self._bell = Bell(loop)
+        for call in calls:
+            call.bell = self._bell
+
+    def final_answer(self) -> list[Answer]:
+        """What came behind the pieces of each; there once all have ended well."""
+        return [call.final_answer() for call in self._calls]
+
+    def abandon(self) -> None:
+        """As `Call.abandon`, for all of them."""
+        for call in self._calls:
+            call.abandon()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have ended well, and all there is was taken."""
+        return not self._open
+
+    async def arrived(self, timeout_s: float | None = None) -> bool:
+        """As `StreamCall.arrived`, for any of them."""
+        if not self._has_news:
+            await self._bell.wait(timeout_s)
+        return self._has_news
+
+    def take(self) -> list[tuple[int, object]]:
+        """All that is there: numbers of requests, with a piece or an `Answer` each."""
+        taken: list[tuple[int, object]] = []
+        for index, call in list(self._open.items()):
+            taken += [(index, piece) for piece in call.take()]
+            if call.is_over:
+                taken.append((index, call.final_answer()))
+                del self._open[index]
+        return taken
+
+    def raise_if_broken(self) -> None:
+        """As `StreamCall.raise_if_broken`, for any of them."""
+        for call in self._open.values():
+            call.raise_if_broken()
+
+    @property
+    def _has_news(self) -> bool:
+        return any(call.has_news for call in self._open.values())

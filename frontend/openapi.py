@@ -79,6 +79,7 @@ def post_operation(
     request_examples: dict[str, Any],
     responses: dict[str, Any],
     secured: bool,
+    answer: str = "The model's result, as it is.",
 ) -> dict[str, Any]:
     """One path item with a POST that takes and gives JSON."""
     operation: dict[str, Any] = {
@@ -92,7 +93,7 @@ def post_operation(
         },
         "responses": {
             "200": {
-                "description": "The model's result, as it is.",
+                "description": answer,
                 "content": {"application/json": {"schema": {}}, "text/event-stream": {"schema": {"type": "string"}}},
             },
             **responses,

@@ -13,14 +13,16 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
+from fastapi import APIRouter
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from frontend import guards
+from frontend.calls import Call, Calls, StreamCall, StreamCalls
 from frontend.direct import send_whole, watched_connection
 from frontend.guards import ClientGone, Headers
 from frontend.pending import Answer
@@ -59,12 +61,34 @@ class Abandonable(Protocol):
     def abandon(self) -> None: ...
 
 
-class EventFormat(Protocol):
-    """How a dialect writes a streamed answer; made anew for each one. Each method returns whole events."""
+Piece = TypeVar("Piece")
+End = TypeVar("End")
+PieceIn = TypeVar("PieceIn", contravariant=True)
+EndIn = TypeVar("EndIn", contravariant=True)
+PieceOut = TypeVar("PieceOut", covariant=True)
+EndOut = TypeVar("EndOut", covariant=True)
 
-    def piece(self, value: object) -> bytes: ...
 
-    def end(self, answer: Answer) -> bytes: ...
+class Streamed(Protocol[PieceOut, EndOut]):
+    """What is read in pieces: a `StreamCall`, which says what each part does, or several as one."""
+
+    @property
+    def is_over(self) -> bool: ...
+    async def arrived(self, timeout_s: float | None = None) -> bool: ...
+    def take(self) -> Sequence[PieceOut]: ...
+    def raise_if_broken(self) -> None: ...
+    def final_answer(self) -> EndOut: ...
+    def abandon(self) -> None: ...
+
+
+class EventFormat(Protocol[PieceIn, EndIn]):
+    """How a dialect writes a streamed answer; made anew for each one. Each method returns whole events, or nothing."""
+
+    def begin(self) -> bytes: ...
+
+    def piece(self, value: PieceIn) -> bytes: ...
+
+    def end(self, answer: EndIn) -> bytes: ...
 
     def error(self, error: RequestError) -> bytes: ...
 
@@ -72,9 +96,17 @@ class EventFormat(Protocol):
 class Exchange:
     """One HTTP request on a hot route, and the means to answer it."""
 
-    def __init__(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        services: Services,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        status_of: Callable[[RequestError], int] = status_of,
+    ) -> None:
         self.services = services
         self.scope = scope
+        self.status_of = status_of
         self.headers: Headers = dict(scope["headers"])
         self.request_id = guards.request_id(self.headers)
         self.started_s = asyncio.get_running_loop().time()
@@ -131,7 +163,28 @@ class Exchange:
             finally:
                 call.abandon()
 
-    async def stream(self, inputs: object, parameters: Mapping[str, object] | None, events: EventFormat) -> int:
+    async def predict_all(self, questions: Sequence[Question]) -> list[Answer]:
+        """Asks the chosen model several things at once; the first one that fails, fails all.
+
+        Raises:
+            RequestError, ClientGone: as `predict`.
+        """
+        calls: list[Call] = []
+        whole = Calls(calls)
+        with DisconnectWatch(self._receive, whole) as watch:
+            try:
+                for inputs, parameters in questions:
+                    calls.append(self.services.client.submit(self.model, inputs, parameters, **self._options()))
+                return await whole
+            except RequestError:
+                watch.raise_if_gone()
+                raise
+            finally:
+                whole.abandon()
+
+    async def stream(
+        self, inputs: object, parameters: Mapping[str, object] | None, events: EventFormat[object, Answer]
+    ) -> int:
         """Asks the chosen model for a streamed answer and sends it as events; the last one says how it ended.
 
         Raises:
@@ -139,12 +192,32 @@ class Exchange:
             ClientGone: nobody reads it any more; the model server knows.
         """
         call = self.services.client.submit_stream(self.model, inputs, parameters, **self._options())
+        return await self._send_events(call, events)
+
+    async def stream_all(
+        self, questions: Sequence[Question], events: EventFormat[tuple[int, object], list[Answer]]
+    ) -> int:
+        """As `stream`, for several answers that are made at once and sent mixed, each piece with its number; the first
+        one that fails, fails all."""
+        calls: list[StreamCall] = []
+        try:
+            for inputs, parameters in questions:
+                calls.append(self.services.client.submit_stream(self.model, inputs, parameters, **self._options()))
+        except RequestError:
+            for call in calls:
+                call.abandon()
+            raise
+        return await self._send_events(StreamCalls(calls, asyncio.get_running_loop()), events)
+
+    async def _send_events(self, call: Streamed[Piece, End], events: EventFormat[Piece, End]) -> int:
         status = 200
         with DisconnectWatch(self._receive, call) as watch:
             try:
                 await call.arrived(KEEP_ALIVE_S)
                 call.raise_if_broken()
                 await self._start_events()
+                if head := events.begin():
+                    await self._send_part(head)
                 while not call.is_over:
                     if await call.arrived(KEEP_ALIVE_S):
                         call.raise_if_broken()
@@ -158,7 +231,7 @@ class Exchange:
                 watch.raise_if_gone()
                 if not self.response_started:
                     raise
-                status = status_of(error)
+                status = self.status_of(error)
                 await self._send_part(events.error(error))
             except asyncio.CancelledError:
                 if not self.response_started:
@@ -220,6 +293,9 @@ class Exchange:
         }
 
 
+Question = tuple[object, Mapping[str, object] | None]
+"""What a model is asked: inputs and parameters."""
+
 Handler = Callable[[Exchange, bytes], Awaitable[int]]
 """Gets a request that has passed the guards, and its body; sends the response, and returns its status."""
 
@@ -274,6 +350,8 @@ class Surface(ABC):
     """One HTTP dialect. A new one is a subclass in a file of its own, and a line in `registry.py`."""
 
     name: ClassVar[str]
+    prefix: ClassVar[str] = ""
+    """Paths that begin so are its own, also those that do not exist: what is refused there is refused in its words."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
@@ -282,6 +360,10 @@ class Surface(ABC):
     def routes(self) -> Iterable[Route]:
         """The hot routes, most specific first."""
 
+    def router(self) -> APIRouter:
+        """The other routes, which FastAPI itself calls and describes."""
+        return APIRouter()
+
     @abstractmethod
     def openapi_paths(self) -> dict[str, Any]:
         """The same for `/openapi.json`: OpenAPI 3.1 path items by path."""
@@ -289,6 +371,13 @@ class Surface(ABC):
     @abstractmethod
     def error_body(self, error: RequestError) -> bytes:
         """The body of a response, in this dialect, that says what went wrong."""
+
+    @abstractmethod
+    def framework_error_body(self, status: int, text: str, error_type: str) -> bytes:
+        """The same for what no model was asked: unknown paths, wrong methods."""
+
+    def status_of(self, error: RequestError) -> int:
+        return status_of(error)
 
     def hot_route(self, path: str, handle: Handler) -> Route:
         """One POST route."""
@@ -308,7 +397,7 @@ class HotRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # uvloop's clock, which deadlines use, stands still within one turn of the loop and counts whole milliseconds.
         began_s = time.perf_counter()
-        exchange = Exchange(self._services, scope, receive, send)
+        exchange = Exchange(self._services, scope, receive, send, self._surface.status_of)
         metrics = self._services.metrics
         metrics.request_began()
         status = CLIENT_CLOSED_REQUEST
@@ -337,7 +426,7 @@ class HotRoute:
             return await self._refuse(exchange, RequestError(text, code=Code.INTERNAL))
 
     async def _refuse(self, exchange: Exchange, error: RequestError) -> int:
-        status = status_of(error)
+        status = self._surface.status_of(error)
         if exchange.response_started:
             # Too late for another status; the server closes the connection on a response without an end.
             return status

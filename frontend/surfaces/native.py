@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-import orjson
 from starlette.routing import Route
 
+from frontend.json_bodies import json_type, read_object
 from frontend.openapi import error_responses, post_operation
 from frontend.pending import Answer
 from frontend.responses import server_sent_event
@@ -65,6 +65,9 @@ class NativeSurface(Surface):
     def error_body(self, error: RequestError) -> bytes:
         return error_body(error.message, error.code, error.detail)
 
+    def framework_error_body(self, status: int, text: str, error_type: str) -> bytes:
+        return error_body(text, error_type)
+
     async def _named(self, exchange: Exchange, body: bytes) -> int:
         exchange.choose_model(exchange.scope["path_params"]["name"])
         return await self._ask(exchange, body)
@@ -117,6 +120,9 @@ class NativeSurface(Surface):
 class NativeEvents:
     """Unnamed events for the pieces, then one named `done` with what came behind them, or one named `error`."""
 
+    def begin(self) -> bytes:
+        return b""
+
     def piece(self, value: object) -> bytes:
         return server_sent_event(dump_json(value))
 
@@ -141,18 +147,7 @@ def parse_request(body: bytes) -> tuple[object, dict[str, object] | None, bool]:
     Raises:
         RequestError: `bad_request`, where it is not JSON; `invalid_input`, where it is not a request.
     """
-    if not body:
-        raise RequestError('the request body is empty: send {"inputs": …}', code=Code.BAD_REQUEST)
-    try:
-        request = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        _check_text(body)
-        text = f"the request body is not JSON: {error.msg}, at line {error.lineno}, column {error.colno}"
-        detail: dict[str, object] = {"line": error.lineno, "column": error.colno, "position": error.pos}
-        raise RequestError(text, code=Code.BAD_REQUEST, detail=detail) from None
-    if not isinstance(request, dict):
-        text = f'the request body is {_json_type(request)}, not an object: send {{"inputs": …}}'
-        raise RequestError(text, code=Code.INVALID_INPUT)
+    request = read_object(body, '{"inputs": …}')
     unknown = [key for key in request if key not in KEYS]
     if unknown:
         names = ", ".join(repr(key[:60]) for key in unknown[:5])
@@ -162,38 +157,8 @@ def parse_request(body: bytes) -> tuple[object, dict[str, object] | None, bool]:
         raise RequestError('the request has no inputs: send {"inputs": …}', code=Code.INVALID_INPUT)
     parameters = request.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise RequestError(f"parameters is {_json_type(parameters)}, not an object", code=Code.INVALID_INPUT)
+        raise RequestError(f"parameters is {json_type(parameters)}, not an object", code=Code.INVALID_INPUT)
     stream = request.get("stream", False)
     if not isinstance(stream, bool):
-        raise RequestError(f"stream is {_json_type(stream)}, not true or false", code=Code.INVALID_INPUT)
+        raise RequestError(f"stream is {json_type(stream)}, not true or false", code=Code.INVALID_INPUT)
     return request["inputs"], parameters, stream
-
-
-def _check_text(body: bytes) -> None:
-    """The parser finds bytes that are no text as well, but not where they are.
-
-    Raises:
-        RequestError: `bad_request`, naming the first such byte.
-    """
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        text = (
-            f"the request body is not UTF-8: byte 0x{body[error.start]:02x} at position {error.start} is out of place"
-        )
-        raise RequestError(text, code=Code.BAD_REQUEST, detail={"position": error.start}) from None
-
-
-def _json_type(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-    return "an object"

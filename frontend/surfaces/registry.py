@@ -11,6 +11,7 @@ from frontend.surfaces.base import Surface
 
 SURFACES: Mapping[str, str] = MappingProxyType(
     {
+        "openai": "frontend.surfaces.openai.surface:OpenAISurface",
         "native": "frontend.surfaces.native:NativeSurface",
     }
 )

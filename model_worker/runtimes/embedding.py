@@ -22,9 +22,11 @@ from model_worker.runtimes.transfer import to_device
 from model_worker.specs import RuntimeSpec
 from shared.errors import Code, InvalidInput, LoadError, RequestError
 
-_PARAMETERS = ("dimensions", "normalize", "prompt_name", "truncate", "truncation_direction")
+_PARAMETERS = ("details", "dimensions", "normalize", "prompt_name", "truncate", "truncation_direction")
 _OPTIONS = ("max_seq_length", "normalize", "pooling")
 _UNUSED_WEIGHTS = ("pooler.",)
+
+_Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class _Item:
     """Tokens of the prompt at the start of each sequence, special tokens included."""
     normalize: bool
     dimensions: int | None
+    details: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class _Output:
     vectors: torch.Tensor
     """float32 [sequences, dimensions], on the CPU."""
     is_list: bool
+    tokens: int | None
+    """Of all sequences together, special tokens and prompts included; None: nobody asked."""
 
 
 class EmbeddingModel(Model):
@@ -101,6 +106,7 @@ class EmbeddingModel(Model):
         direction = checks.choice(
             "truncation_direction", parameters.get("truncation_direction", "right"), ("left", "right")
         )
+        details = checks.boolean("details", parameters.get("details", False))
         dimensions = parameters.get("dimensions")
         if dimensions is not None:
             checks.whole_number("dimensions", dimensions, at_least=1, at_most=self._dimensions)
@@ -120,6 +126,7 @@ class EmbeddingModel(Model):
             prompt_tokens=self._prompt_tokens(prompt),
             normalize=normalize,
             dimensions=dimensions,
+            details=details,
         )
 
     def cost(self, item: _Item) -> int:
@@ -150,10 +157,12 @@ class EmbeddingModel(Model):
                 outputs.append(_finished(torch.stack(own), item))
         return outputs
 
-    def finish(self, output: _Output) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """float32 [dimensions] for a string, [texts, dimensions] for a list."""
-        vectors: np.ndarray[Any, np.dtype[np.float32]] = output.vectors.numpy()
-        return vectors if output.is_list else vectors[0]
+    def finish(self, output: _Output) -> _Vectors | dict[str, object]:
+        """float32 [dimensions] for a string, [texts, dimensions] for a list; with `details` also what they cost."""
+        vectors: _Vectors = output.vectors.numpy()
+        if not output.is_list:
+            vectors = vectors[0]
+        return vectors if output.tokens is None else {"embeddings": vectors, "prompt_tokens": output.tokens}
 
     def examples(self) -> Sequence[tuple[Any, dict[str, Any]]]:
         longest = padding.warm_up_tokens(str(self._model.device), self._limit_tokens)
@@ -239,7 +248,7 @@ def _finished(vectors: torch.Tensor, item: _Item) -> _Output | RequestError:
     vectors = vectors.contiguous()
     if not torch.isfinite(vectors).all():
         return RequestError("the model computed numbers that are not finite (NaN or infinite)", code=Code.MODEL_ERROR)
-    return _Output(vectors, item.is_list)
+    return _Output(vectors, item.is_list, sum(map(len, item.sequences)) if item.details else None)
 
 
 def _read_recipe(checkpoint: loading.Checkpoint, spec: RuntimeSpec) -> tuple[str, _Recipe]:

@@ -1,8 +1,8 @@
 """Text generation: answers that stream, computed in a batch that requests join and leave between any two tokens.
 
-Owns prompts (plain text, or chat messages through the model's own template) and the choice how they are computed:
-step by step, where an engine can drive the model (`generation_steps`), else in whole batches (`generation_batches`).
-Refuses prompts that do not fit.
+Owns prompts (plain text, chat messages through the model's own template, or token ids) and the choice how they are
+computed: step by step, where an engine can drive the model (`generation_steps`), else in whole batches
+(`generation_batches`). Refuses prompts that do not fit.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from model_worker.runtimes.continuous.engines import Choice
 from model_worker.runtimes.generation_answers import Item, Output, Piece, answer_value, piece_value
 from model_worker.runtimes.generation_parameters import GenerationParameters
 from model_worker.runtimes.generation_steps import Steps
+from model_worker.runtimes.json_grammar import Grammars
 from model_worker.specs import RuntimeSpec
 from shared.errors import InvalidInput, LoadError, RequestError
 
@@ -60,6 +61,7 @@ class GenerationModel(Model):
         self._decoder: Any = None  # a copy that only ever decodes, which changes nothing in it: main and finish thread
         self._limit_tokens = _POSITIONS_WITHOUT_LIMIT
         self._token_id_limit: int | None = None
+        self._known_token_ids = 0
         self._end_ids: frozenset[int] = frozenset()
         self._pad_token_id = 0
         self._own_settings: dict[str, object] = {}
@@ -70,6 +72,7 @@ class GenerationModel(Model):
         self._may_step = True
         self._choice = Choice(None, "not asked for")
         self._steps: Steps | None = None
+        self._grammars: Grammars  # prepare thread
 
     def load(self, device: str) -> None:
         self._read_options()
@@ -82,8 +85,10 @@ class GenerationModel(Model):
         self._model = checkpoint.load_model([AutoModelForCausalLM], config, device)
         self._limit_tokens = loading.position_limit(self._model, self._tokenizer) or _POSITIONS_WITHOUT_LIMIT
         self._token_id_limit = loading.token_id_limit(self._model, self._tokenizer)
+        self._known_token_ids = loading.known_token_ids(self._model, self._tokenizer)
         self._pad_token_id = loading.pad_token_id(self._tokenizer)
         self._take_over_settings()
+        self._grammars = Grammars(self._tokenizer, self._end_ids)
         self.max_batch_cost = padding.default_batch_cost(device, generates=True)
         if self._may_step:
             self._choice = self._choose_engine()
@@ -97,15 +102,15 @@ class GenerationModel(Model):
         settings = generation_parameters.read(parameters)
         if self._steps is None:
             self._refuse_what_needs_steps(parameters)
-        prompt, ids = self._encode(inputs)
+        prompt, ids = self._encode(inputs, settings)
         if not ids:
             raise InvalidInput("inputs hold no tokens: give some text")
-        checks.token_ids("inputs", max(ids), self._token_id_limit)
         if settings.truncate is not False:
             room = self._longest_tokens - (settings.max_new_tokens or 1)
             keep = max(room, 1) if settings.truncate is True else settings.truncate
             ids = ids[-keep:]
-        return Item(prompt, ids, self._max_new_tokens(len(ids), settings), settings)
+        grammar = None if settings.json_schema is None else self._grammars.compile(settings.json_schema)
+        return Item(prompt, ids, self._max_new_tokens(len(ids), settings), settings, grammar)
 
     def _max_new_tokens(self, prompt_tokens: int, settings: GenerationParameters) -> int:
         """What was asked for, or the default, if there is room for it.
@@ -137,7 +142,8 @@ class GenerationModel(Model):
 
     def _refuse_what_needs_steps(self, parameters: dict[str, Any]) -> None:
         for name in generation_parameters.CONTINUOUS_ONLY:
-            if parameters.get(name):
+            # An empty schema asks for something: any JSON.
+            if parameters.get(name) not in (None, False, 0):
                 raise InvalidInput(
                     f"{name} needs continuous batching, which this model is not computed with: {self._choice.reason}"
                 )
@@ -278,16 +284,26 @@ class GenerationModel(Model):
 
     # --- prepare ---
 
-    def _encode(self, inputs: object) -> tuple[str, list[int]]:
+    def _encode(self, inputs: object, settings: GenerationParameters) -> tuple[str, list[int]]:
+        if isinstance(inputs, list) and inputs and isinstance(inputs[0], int):
+            for index, token_id in enumerate(inputs):
+                checks.whole_number(f"inputs[{index}]", token_id, at_least=0, at_most=self._known_token_ids - 1)
+            return self._tokenizer.decode(inputs, skip_special_tokens=settings.skip_special_tokens), inputs
+        prompt, ids = self._encode_text(inputs)
+        checks.token_ids("inputs", max(ids, default=0), self._token_id_limit)
+        return prompt, ids
+
+    def _encode_text(self, inputs: object) -> tuple[str, list[int]]:
         if isinstance(inputs, str):
             return inputs, self._tokenizer(inputs)["input_ids"]
         if not isinstance(inputs, list) or not inputs or not isinstance(inputs[0], dict):
             raise InvalidInput(
-                f'inputs must be a string, or a list of messages {{"role", "content"}}, got {checks.shown(inputs)}'
+                'inputs must be a string, a list of messages {"role", "content"}, or a list of token ids, '
+                f"got {checks.shown(inputs)}"
             )
         messages = [_message(f"inputs[{index}]", message) for index, message in enumerate(inputs)]
         if self._tokenizer.chat_template is None:
-            raise InvalidInput("this model has no chat template: send inputs as one string, not as messages")
+            raise InvalidInput("this model has no chat template, so it takes text and no messages")
         # A chat that ends with the assistant's words is to be continued, not answered.
         goes_on = messages[-1]["role"] == "assistant"
         try:

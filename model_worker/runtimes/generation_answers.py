@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from model_worker.runtimes.continuous.sequences import FinishReason, TokenScore
+from model_worker.runtimes.continuous.sequences import FinishReason, Grammar, TokenScore
 from model_worker.runtimes.generation_parameters import GenerationParameters
 
 # Some tokenizers drop a space at the start of what they decode, or make one character of several tokens; text is
@@ -25,6 +25,7 @@ class Item:
     ids: list[int]
     max_new_tokens: int
     parameters: GenerationParameters
+    grammar: Grammar | None = None
 
     @property
     def is_alone(self) -> bool:

@@ -17,6 +17,7 @@ from shared.errors import InvalidInput
 PARAMETERS = (
     "do_sample",
     "frequency_penalty",
+    "json_schema",
     "logprobs",
     "max_new_tokens",
     "min_p",
@@ -31,7 +32,7 @@ PARAMETERS = (
     "top_p",
     "truncate",
 )
-CONTINUOUS_ONLY = ("frequency_penalty", "logprobs", "presence_penalty")
+CONTINUOUS_ONLY = ("frequency_penalty", "json_schema", "logprobs", "presence_penalty")
 """What only an engine for continuous batching can do."""
 _STOPS_MAX = 16
 _STOP_CHARACTERS_MAX = 256
@@ -50,6 +51,8 @@ class GenerationParameters:
     """None: the default, or what is left of the model's positions if that is less."""
     sampling: Sampling
     stop: tuple[str, ...]
+    json_schema: dict[str, Any] | None
+    """What the answer is JSON of; None: it is text."""
     return_full_text: bool
     skip_special_tokens: bool
     truncate: int | bool
@@ -73,6 +76,7 @@ def read(parameters: Mapping[str, Any]) -> GenerationParameters:
         max_new_tokens=max_new_tokens,
         sampling=_read_sampling(given),
         stop=_read_stop(given.get("stop", [])),
+        json_schema=_read_schema(given.get("json_schema")),
         return_full_text=checks.boolean("return_full_text", given.get("return_full_text", False)),
         skip_special_tokens=checks.boolean("skip_special_tokens", given.get("skip_special_tokens", True)),
         truncate=truncate,
@@ -130,6 +134,12 @@ def _read_logprobs(value: object) -> int | None:
     if value is True:
         return 0
     return checks.whole_number("logprobs", value, at_least=0, at_most=_LOGPROBS_MAX)
+
+
+def _read_schema(value: object) -> dict[str, Any] | None:
+    if value is not None and not isinstance(value, dict):
+        raise InvalidInput(f'json_schema must be an object, such as {{"type": "object"}}, got {checks.shown(value)}')
+    return value
 
 
 def _read_stop(value: object) -> tuple[str, ...]:

@@ -97,6 +97,7 @@ def _sequence(item: Item) -> Sequence:
         settings.sampling,
         stop=settings.stop,
         skip_special_tokens=settings.skip_special_tokens,
+        grammar=item.grammar,
         owner=item,
     )
 

@@ -302,6 +302,12 @@ def token_id_limit(model: Any, tokenizer: Any) -> int | None:
     return int(rows)
 
 
+def known_token_ids(model: Any, tokenizer: Any) -> int:
+    """How many ids both know; for ids that no tokenizer has made."""
+    known = max(tokenizer.get_vocab().values(), default=-1) + 1
+    return token_id_limit(model, tokenizer) or known
+
+
 def pad_token_id(tokenizer: Any) -> int:
     """An id for padding. It is masked wherever it stands, so any will do where the tokenizer has none of its own."""
     for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id):

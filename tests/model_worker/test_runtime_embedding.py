@@ -35,7 +35,7 @@ def load(source: str, **options: object) -> Any:
     return model
 
 
-def answer(model: Any, *requests: tuple[Any, dict[str, Any]]) -> list[np.ndarray[Any, Any]]:
+def answer(model: Any, *requests: tuple[Any, dict[str, Any]]) -> list[Any]:
     items = [model.prepare(*request) for request in requests]
     return [model.finish(output) for output in model.forward(items)]
 
@@ -236,7 +236,7 @@ def test_a_long_list_is_computed_in_batches_of_similar_length(plain: Path, monke
         (5, {}, "inputs must be a string or a list of strings, got 5"),
         ([], {}, "inputs is an empty list"),
         (["a", None], {}, r"inputs\[1\] must be a string, got None"),
-        ("a", {"normalise": True}, "unknown parameter 'normalise'; known parameters: dimensions, normalize"),
+        ("a", {"normalise": True}, "unknown parameter 'normalise'; known parameters: details, dimensions, normalize"),
         ("a", {"normalize": 1}, "normalize must be true or false, got 1"),
         ("a", {"dimensions": 0}, "dimensions must be at least 1"),
         ("a", {"dimensions": 17}, "dimensions must be at most 16, got 17"),
@@ -275,3 +275,17 @@ def test_warm_up_begins_with_the_longest(plain: Path) -> None:
     model = loaded(str(plain))
     costs = [model.cost(model.prepare(*example)) for example in model.examples()]
     assert costs[0] == max(costs) > POSITIONS // 2
+
+
+def test_details_tell_the_tokens_beside_the_same_vectors(plain: Path) -> None:
+    model = loaded(str(plain))
+    tokenizer: Any = AutoTokenizer.from_pretrained(plain)
+    tokens = [len(tokenizer(text)["input_ids"]) for text in TEXTS]
+    one, several, bare = answer(model, (TEXTS[0], {"details": True}), (TEXTS, {"details": True}), (TEXTS, {}))
+    assert isinstance(one, dict)
+    assert isinstance(several, dict)
+    np.testing.assert_array_equal(several["embeddings"], bare)
+    assert one["embeddings"].shape == bare[0].shape
+    assert (one["prompt_tokens"], several["prompt_tokens"]) == (tokens[0], sum(tokens))
+    with pytest.raises(InvalidInput, match="details must be true or false"):
+        model.prepare("a", {"details": 1})

@@ -222,8 +222,21 @@ def test_a_chat_goes_through_the_template(directories: dict[str, Path]) -> None:
     assert continued["generated_text"].startswith("[system]a[user]fox[assistant]one")
     with pytest.raises(InvalidInput, match="the chat template refuses these messages: unknown role cook"):
         model.prepare([{"role": "cook", "content": "a"}], {})
-    with pytest.raises(InvalidInput, match="no chat template: send inputs as one string"):
+    with pytest.raises(InvalidInput, match="no chat template, so it takes text"):
         loaded(directories["GPT2LMHeadModel"]).prepare(chat, {})
+
+
+def test_token_ids_are_the_text_that_they_stand_for(directories: dict[str, Path]) -> None:
+    for name in ("LlamaForCausalLM", "GPT2LMHeadModel"):
+        model = loaded(directories[name])
+        ids = model._tokenizer(PROMPTS[1])["input_ids"]
+        parameters = {"max_new_tokens": 4, "return_full_text": True}
+        by_text, by_ids = answer(model, (PROMPTS[1], parameters), (ids, parameters))
+        assert by_ids == by_text
+        known = len(model._tokenizer)
+        for wrong in (-1, known, True, 1.0, "fox", None):
+            with pytest.raises(InvalidInput, match=r"inputs\[2\] must be"):
+                model.prepare([1, known - 1, wrong], {})
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers(directories: dict[str, Path]) -> None:
@@ -256,9 +269,9 @@ def test_the_answer_fills_what_is_left_of_the_positions_and_no_more(directories:
 @pytest.mark.parametrize(
     ("inputs", "parameters", "message"),
     [
-        (5, {}, "inputs must be a string, or a list of messages"),
-        ([], {}, "inputs must be a string, or a list of messages"),
-        (["fox"], {}, "inputs must be a string, or a list of messages"),
+        (5, {}, "inputs must be a string, a list of messages"),
+        ([], {}, "inputs must be a string, a list of messages"),
+        (["fox"], {}, "inputs must be a string, a list of messages"),
         ([{"role": "user"}], {}, r"inputs\[0\] must be a message"),
         ([{"role": "user", "content": 5}], {}, r"inputs\[0\].content must be a string, got 5"),
         ([{"role": "user", "content": [{"type": "image"}]}], {}, r"content\[0\] must be a text part"),

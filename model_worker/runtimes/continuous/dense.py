@@ -206,11 +206,12 @@ class DenseEngine:
         """
         if not self.can_join(sequence):
             raise ValueError(f"no room for a sequence of {len(sequence.prompt_ids)} + {sequence.max_new_tokens} tokens")
+        guide = None if sequence.grammar is None else sequence.grammar.start()
         self._waiting.append(
             _Row(
                 sequence,
                 self._end_ids if sequence.end_ids is None else sequence.end_ids,
-                Draw(sequence.sampling, sequence.prompt_ids),
+                Draw(sequence.sampling, sequence.prompt_ids, guide),
                 TextStream(self._decoders[sequence.skip_special_tokens], sequence.prompt_ids),
                 StopWatch(sequence.stop),
             )
@@ -268,7 +269,7 @@ class DenseEngine:
         for row, token_id, is_finite, score in zip(
             rows, chosen.token_ids, chosen.is_finite, chosen.scores, strict=True
         ):
-            events.append(row.take(token_id, score) if is_finite else row.fail(not_finite()))
+            events.append(row.take(token_id, score) if is_finite else row.fail(_why_none(row)))
 
     def _read(self, events: list[Progress], parts: list[torch.Tensor]) -> list[_Reading]:
         """Goes on reading prompts; returns those that are read to the end, with their scores put behind `parts`."""
@@ -335,6 +336,12 @@ class DenseEngine:
         for sequence in unwanted:
             self.leave(sequence)
         return [Progress(sequence, "", ending=not_wanted()) for sequence in unwanted]
+
+
+def _why_none(row: _Row) -> Exception:
+    """Why a row has no next token."""
+    guide = row.draw.guide
+    return (guide and guide.failure()) or not_finite()
 
 
 def _drop(rows: list[_Row], index: int) -> None:

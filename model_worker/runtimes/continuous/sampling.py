@@ -1,8 +1,9 @@
 """The next token of every row at once, each row with settings and random numbers of its own.
 
-Owns penalties, truncation, drawing, and log-probabilities, without a loop over rows or tokens in Python. Refuses to
-know texts and caches. transformers' own processors hold one setting for a whole batch, so these are written anew, after
-the same formulas; the tests compare the two.
+Owns penalties, truncation, drawing, and log-probabilities, without a loop over rows or tokens in Python; only rows with
+a guide, which says what may come next, are looked at one by one. Refuses to know texts and caches. transformers' own
+processors hold one setting for a whole batch, so these are written anew, after the same formulas; the tests compare the
+two.
 
 Draws are by inversion: one number from 0 to 1 per token, taken from the row's own generator, chooses the first token at
 which the running sum of the probabilities exceeds it. What a row draws depends on its seed, on its settings, and on its
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from model_worker.runtimes.continuous.sequences import Sampling, TokenScore
+from model_worker.runtimes.continuous.sequences import Guide, Sampling, TokenScore
 
 # With top_p alone it is not known beforehand how many tokens are needed. Nearly always these are enough, and finding
 # them costs a twentieth of sorting a vocabulary (50,000 tokens on a CPU); where they are not, more are looked at.
@@ -30,8 +31,9 @@ _BELOW_ONE = 1.0 - 2.0**-23
 class Draw:
     """What sampling knows of one row, from its first token to its last."""
 
-    def __init__(self, settings: Sampling, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, settings: Sampling, prompt_ids: Sequence[int], guide: Guide | None = None) -> None:
         self.settings = settings
+        self.guide = guide
         self.prompt_ids = prompt_ids
         # Mersenne Twister, whose `random` is the same in every version of Python.
         self.random = random.Random(settings.seed)
@@ -59,6 +61,7 @@ class SamplingPlan:
         self._reported = [index for index, one in enumerate(settings) if one.logprobs is not None]
         self._reported_rows = self._rows(self._reported)
         self._top_count = max((one.logprobs or 0 for one in settings), default=0)
+        self._guides = [(index, draw.guide) for index, draw in enumerate(draws) if draw.guide is not None]
         self._penalties = _Penalties(draws, vocabulary, device) if any(one.is_penalised for one in settings) else None
         # Rows with a short list to draw from, and rows that draw from all tokens.
         drawn = [index for index, one in enumerate(settings) if one.is_drawn]
@@ -74,6 +77,8 @@ class SamplingPlan:
         """`logits` are [rows, vocabulary], of any floating type; they are not changed."""
         raw = logits.float()
         scores = raw if self._penalties is None else self._penalties.apply(raw)
+        if self._guides:
+            scores = self._guided(scores)
         # One pass finds the greedy token and anything that is not a number: a maximum over NaN is NaN. Minus infinity
         # is how a model rules a token out, plus infinity and a row of nothing but minus infinity come from one gone
         # wrong.
@@ -85,7 +90,19 @@ class SamplingPlan:
         if self._penalties is not None:
             self._penalties.count(tokens)
         token_ids, is_finite = torch.stack((tokens, best.isfinite().long())).tolist()
+        for index, guide in self._guides:
+            if is_finite[index]:
+                guide.advance(token_ids[index])
         return Chosen(token_ids, [bool(flag) for flag in is_finite], self._report(raw, token_ids))
+
+    def _guided(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores in which tokens that may not come have none."""
+        scores = scores.clone()
+        for index, guide in self._guides:
+            allowed = guide.allowed()[: scores.shape[-1]].to(self._device)
+            scores[index, : len(allowed)].masked_fill_(~allowed, -torch.inf)
+            scores[index, len(allowed) :] = -torch.inf
+        return scores
 
     def _report(self, raw: torch.Tensor, token_ids: list[int]) -> list[TokenScore | None]:
         reports: list[TokenScore | None] = [None] * len(token_ids)

@@ -6,11 +6,37 @@ Owns the records and their defaults; refuses to check a caller's values, which i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
+
+import torch
 
 from shared.errors import Code, RequestError
 
 FinishReason = Literal["stop", "length"]
+
+
+class Guide(Protocol):
+    """Which tokens may come next in one answer. Main thread only."""
+
+    def allowed(self) -> torch.Tensor:
+        """bool [tokens], on the CPU; tokens behind its end are not allowed. None at all: see `failure`."""
+        ...
+
+    def advance(self, token_id: int) -> None:
+        """Takes note of the token that was chosen."""
+        ...
+
+    def failure(self) -> RequestError | None:
+        """Why it cannot go on; None: it can."""
+        ...
+
+
+class Grammar(Protocol):
+    """What an answer is kept to."""
+
+    def start(self) -> Guide:
+        """For one answer, from its beginning."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +84,8 @@ class Sequence:
     skip_special_tokens: bool = True
     end_ids: frozenset[int] | None = None
     """Tokens that end the answer; None: the engine's own."""
+    grammar: Grammar | None = None
+    """None: anything may be said. It ends an answer by allowing nothing but an end token."""
     owner: object = None
     """For whoever joins it; the engine hands it on and never looks at it."""
 
