@@ -122,7 +122,7 @@ class Exchange:
             ClientGone: nobody waits for the answer; the model server knows.
         """
         call = self.services.client.submit(self.model, inputs, parameters, **self._options())
-        with DisconnectWatch(self._receive, call) as watch:
+        with DisconnectWatch(self._receive, call, self.services.client.stop_holding) as watch:
             try:
                 return await call
             except RequestError:
@@ -140,7 +140,7 @@ class Exchange:
         """
         call = self.services.client.submit_stream(self.model, inputs, parameters, **self._options())
         status = 200
-        with DisconnectWatch(self._receive, call) as watch:
+        with DisconnectWatch(self._receive, call, self.services.client.stop_holding) as watch:
             try:
                 await call.arrived(KEEP_ALIVE_S)
                 call.raise_if_broken()
@@ -225,11 +225,13 @@ Handler = Callable[[Exchange, bytes], Awaitable[int]]
 
 
 class DisconnectWatch:
-    """While entered: abandons the call as soon as the client closes its connection."""
+    """While entered: abandons the call as soon as the client closes its connection, and calls `on_stop` when the HTTP
+    server begins to stop, if its connection can be watched."""
 
-    def __init__(self, receive: Receive, call: Abandonable) -> None:
+    def __init__(self, receive: Receive, call: Abandonable, on_stop: Callable[[], None]) -> None:
         self._receive = receive
         self._call = call
+        self._on_stop = on_stop
         self._connection = watched_connection(receive)
         self._start_handle: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -237,7 +239,7 @@ class DisconnectWatch:
 
     def __enter__(self) -> Self:
         if self._connection is not None:
-            self._connection.watch(self._client_gone)
+            self._connection.watch(self._client_gone, self._on_stop)
         else:
             self._start_handle = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
         return self
