@@ -87,7 +87,7 @@ def _place(spec: importlib.machinery.ModuleSpec) -> str:
 
 
 def main() -> None:
-    """The command line. Exits with one of the codes that `headwaiter --help` lists."""
+    """The command line. Exits with one of the codes that the help of each command lists."""
     foreign = _foreign_package()
     if foreign is not None:
         print(f"headwaiter: {foreign}", file=sys.stderr)

@@ -42,7 +42,8 @@ BACKLOG = 2048
 KEEP_ALIVE_S = 75
 # A client that takes nothing of its answer for this long is gone, or wants to fill this process.
 UNREAD_TIMEOUT_S = 60
-FLAG_VARIABLES = {"host": "HTTP__HOST", "port": "HTTP__PORT", "workers": "HTTP__WORKERS", "reload": "HTTP__RELOAD"}
+# Flags that are keys of the section `http`, under the same names.
+HTTP_FLAGS = ("host", "port", "workers", "reload")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,12 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
         stop_with_parent(flags.exit_with_parent)
     if flags.config is not None:
         os.environ[CONFIG_FILE_VARIABLE] = str(flags.config.absolute())
-    for flag, variable in FLAG_VARIABLES.items():
-        value = getattr(flags, flag)
-        if value is not None:
-            os.environ[ENV_PREFIX + variable] = str(value)
+    given = {flag: value for flag in HTTP_FLAGS if (value := getattr(flags, flag)) is not None}
+    os.environ.update({f"{ENV_PREFIX}HTTP__{flag.upper()}": str(value) for flag, value in given.items()})
     try:
-        config = Config.load()
+        config = Config.load(flags={("http", flag): f"--{flag}" for flag in given})
         RunDirectory(config.run_directory).prepare()
     except ConfigurationError as error:
         print(f"headwaiter: {error}", file=sys.stderr)

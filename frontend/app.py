@@ -42,8 +42,8 @@ logger = logging.getLogger("frontend")
 STARTUP_FAILURE = 3
 # How soon the files behind /metrics are put back after they were deleted.
 KEEP_METRICS_EVERY_S = 1.0
-# A model server that is there welcomes a new worker within milliseconds.
-FIRST_WORD_S = 0.2
+# A model server that is there welcomes a new worker within milliseconds, on a machine that has time for both.
+FIRST_WORD_S = 3.0
 
 if TYPE_CHECKING:
     app: FastAPI
@@ -60,7 +60,7 @@ def create_app(config: Config | None = None) -> FastAPI:
     run_directory.prepare()
     services = Services(
         config=config,
-        client=ModelClient(config),
+        client=ModelClient(config, is_front_worker=True),
         metrics=FrontMetrics(run_directory),
         keys=KeyRing(key.get_secret_value() for key in config.http.api_keys),
         bodies=BodyReader(body_bytes_max=config.http.body_bytes_max, total_bytes_max=PENDING_BYTES_MAX),
@@ -71,7 +71,8 @@ def create_app(config: Config | None = None) -> FastAPI:
         _stop_with_master()
         async with services.client:
             # So that probes which meet a new worker find it informed; the server need not be there.
-            await services.client.wait_for_server(FIRST_WORD_S)
+            if run_directory.has_server:
+                await services.client.wait_for_server(FIRST_WORD_S)
             log_event(logger, "info", "front_started", pid=os.getpid(), run_dir=str(run_directory.path))
             keeping = asyncio.create_task(_keep(services.metrics))
             yield

@@ -78,6 +78,10 @@ class BlockingModelClient:
         if self._finalizer is not None:
             self._finalizer()
 
+    def stop_holding(self) -> None:
+        """As `ModelClient.stop_holding`."""
+        self._ask(ModelClient.stop_holding)
+
     def _opened(self) -> _LoopThread:
         running = self._running
         if running is None:

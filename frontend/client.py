@@ -22,7 +22,7 @@ from frontend.connection import Connection
 from frontend.link import Aftermath
 from frontend.pending import Answer, PendingRequest, PendingTable
 from shared.config import Config, HttpConfig
-from shared.errors import Code, ProtocolError, RequestError, Unserialisable, UsageError
+from shared.errors import Code, ModelFailed, ProtocolError, RequestError, Unserialisable, UsageError
 from shared.messages import (
     Cancel,
     Chunk,
@@ -50,6 +50,8 @@ SUBMIT_BYTES_MAX = 8 * 2**20
 # The model server answers at the deadline. If that answer is lost, the wait ends this much later.
 DEADLINE_SLACK_S = 0.2
 INSPECT_TIMEOUT_S = 2.0
+# How often a client that holds no requests any more looks for the model server.
+LOOK_EVERY_S = 0.25
 # A day. The wire carries whole milliseconds in 32 bits, and a configuration allows no longer deadline.
 TIMEOUT_S_MAX = 86_400.0
 OPERATION = "predict"
@@ -81,7 +83,9 @@ class ModelClient:
     Every method but `open` and `close` raises `UsageError` when called from elsewhere.
     """
 
-    def __init__(self, source: Config | str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, source: Config | str | os.PathLike[str] | None = None, *, is_front_worker: bool = False) -> None:
+        """`is_front_worker` is for the workers of the HTTP front, which `headwaiter status` counts by themselves."""
+        self._is_front_worker = is_front_worker
         if source is None or isinstance(source, Config):
             config = source or Config.load()
             self._run_directory = RunDirectory(config.run_directory)
@@ -100,6 +104,8 @@ class ModelClient:
         self._counter = itertools.count()
         self._cancels: list[RequestId] = []
         self._flush_handle: asyncio.Handle | None = None
+        # Set once requests are not held any more: the next look at whether there is a server.
+        self._look_handle: asyncio.TimerHandle | None = None
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
@@ -127,7 +133,9 @@ class ModelClient:
             self._run_directory.front_endpoint,
             deliver=self._deliver,
             reopened=self._reopened,
+            lost_hope=self._lost_hope,
             pending_count=self._pending.__len__,
+            is_worker=self._is_front_worker,
         )
         self._loop = asyncio.get_running_loop()
         # Of this opening, as everything that a task waits for: it belongs to the event loop that it was used on.
@@ -141,9 +149,10 @@ class ModelClient:
         if connection is None or self._pid != os.getpid():
             return
         self._connection = None
-        if self._flush_handle is not None:
-            self._flush_handle.cancel()
-            self._flush_handle = None
+        for handle in (self._flush_handle, self._look_handle):
+            if handle is not None:
+                handle.cancel()
+        self._flush_handle = self._look_handle = None
         for request in self._pending:
             self._give_up(request, _unavailable("this front stops"))
         self._met_server.set()
@@ -152,6 +161,21 @@ class ModelClient:
                 inspection.set_exception(_unavailable("this front stops"))
         self._send_cancels(connection)
         connection.close()
+
+    def stop_holding(self) -> None:
+        """From now on, no request waits for a model server that is not there: it ends with `server_unavailable` within
+        half a second. For a program that was told to stop, and finishes what it has. May be called twice."""
+        self._opened()
+        if self._look_handle is None:
+            self._look_for_server(was_up=True)
+
+    def _look_for_server(self, was_up: bool) -> None:
+        # One look alone may fall between the end of a welcome and the next one.
+        is_up = self._opened().link.is_up
+        if not was_up and not is_up:
+            for request in self._pending:
+                self._give_up(request, _unavailable("this front stops, and the model server is not there"))
+        self._look_handle = self._opened_loop().call_later(LOOK_EVERY_S, self._look_for_server, is_up)
 
     def _opened(self) -> Connection:
         if self._connection is None:
@@ -222,7 +246,8 @@ class ModelClient:
         """Puts a request on its way and returns at once; `await` the call, or `abandon` it.
 
         Raises:
-            RequestError: `invalid_input` (the inputs cannot be sent), or `overloaded` (too much waits here already).
+            RequestError: `invalid_input` (the inputs cannot be sent), `overloaded` (too much waits here already), or
+                `model_failed` (the model server has ended, because no model can ever be loaded).
         """
         loop = self._opened_loop()
         call = Call(self._next_id(), loop, self._abandon)
@@ -286,6 +311,9 @@ class ModelClient:
             check(request.header(loop.time()))
         except ProtocolError as error:
             raise RequestError(f"the request cannot be sent: {error}", code=Code.INVALID_INPUT) from None
+        assert self._connection is not None
+        if self._connection.link.hopeless:
+            raise self._failed(model)
         self._pending.admit(request)
         request.timer = loop.call_at(deadline_s, self._deadline_passed, request)
         self._flush_soon()
@@ -414,6 +442,15 @@ class ModelClient:
             self._give_up(request, RequestError(text, code=Code.DEADLINE_EXCEEDED))
 
     # --- receiving -----------------------------------------------------------------------------------------------
+
+    def _lost_hope(self) -> None:
+        for request in self._pending:
+            self._give_up(request, self._failed(request.model))
+
+    def _failed(self, model: str) -> ModelFailed:
+        """What the model server, which has ended for it, would say of this model."""
+        states = {state.name: state for state in self.models()}
+        return ModelFailed(model, states[model].reason if model in states else "the model server does not serve it")
 
     def _reopened(self, aftermath: Aftermath) -> None:
         self._met_server.set()

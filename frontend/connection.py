@@ -45,11 +45,16 @@ class Connection:
         *,
         deliver: Callable[[Message, list[Buffer]], None],
         reopened: Callable[[Aftermath], None],
+        lost_hope: Callable[[], None],
         pending_count: Callable[[], int],
+        is_worker: bool,
     ) -> None:
+        """`is_worker`: this is a worker of the HTTP front, and not a client in some other program."""
         self._deliver = deliver
         self._reopened = reopened
+        self._lost_hope = lost_hope
         self._pending_count = pending_count
+        self._is_worker = is_worker
         self.malformed_count = 0
         self._malformed_log = RateLimiter(logger, "warning", "message_malformed")
         self._loop = asyncio.get_running_loop()
@@ -138,6 +143,8 @@ class Connection:
             self._reopened(aftermath)
         elif isinstance(message, ServerPulse):
             self._say(self.link.heard_pulse(message, now_s))
+            if message.hopeless:
+                self._lost_hope()
         else:
             self._deliver(message, frames)
             self.link.heard(now_s)
@@ -157,7 +164,8 @@ class Connection:
     def _say(self, say: Say) -> None:
         if Say.HELLO in say:
             pid = os.getpid()
-            self.send(FrontHello(front=f"front-{pid}", pid=pid, version=VERSION))
+            name = f"{'front' if self._is_worker else 'client'}-{pid}"
+            self.send(FrontHello(front=name, pid=pid, version=VERSION, is_worker=self._is_worker))
         if Say.PULSE in say:
             self.send(FrontPulse(pending=self._pending_count()))
 

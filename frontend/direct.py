@@ -14,13 +14,29 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from frontend.responses import HeaderList
 
+# What one connection may have sent ahead, behind the request that is being answered, and still be read from.
+REQUESTS_BEHIND_MAX = 8
+BODIES_BEHIND_BYTES_MAX = 64 * 1024
+
 
 class WatchedConnection(HttpToolsProtocol):
-    """A connection that tells the request on it when its client goes."""
+    """A connection that tells the request on it when its client goes, and when the server is about to."""
 
     # Of the one request that is being answered.
     _on_gone: Callable[[], None] | None = None
+    _on_stop: Callable[[], None] | None = None
     _is_lost = False
+    _is_stopping = False
+
+    def shutdown(self) -> None:
+        """Called when the server begins to stop."""
+        self.note_stop()
+        super().shutdown()
+
+    def note_stop(self) -> None:
+        self._is_stopping = True
+        if self._on_stop is not None:
+            self._on_stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -28,17 +44,34 @@ class WatchedConnection(HttpToolsProtocol):
         if self._on_gone is not None:
             self._on_gone()
 
-    def watch(self, on_gone: Callable[[], None]) -> None:
-        """Until `unwatch`. `on_gone` is called at once if the client has gone already."""
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._go_on_hearing()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._go_on_hearing()
+
+    def _go_on_hearing(self) -> None:
+        """uvicorn stops reading as soon as another request comes in behind the one that is being answered. Then nobody
+        would hear that the client goes; so a little more is read, but never more than may wait here."""
+        if self._on_gone is not None and self.flow.read_paused and len(self.pipeline) <= REQUESTS_BEHIND_MAX:
+            behind_bytes = sum(len(cycle.body) for cycle, _ in self.pipeline)
+            if behind_bytes <= BODIES_BEHIND_BYTES_MAX:
+                self.flow.resume_reading()
+
+    def watch(self, on_gone: Callable[[], None], on_stop: Callable[[], None]) -> None:
+        """Until `unwatch`. `on_gone` is called when the client goes, `on_stop` when the server begins to stop; at once,
+        if that has happened already."""
         if self._is_lost:
             on_gone()
             return
-        self._on_gone = on_gone
-        # Nothing is heard of a client that is not read from.
-        self.flow.resume_reading()
+        if self._is_stopping:
+            on_stop()
+        self._on_gone, self._on_stop = on_gone, on_stop
 
     def unwatch(self) -> None:
-        self._on_gone = None
+        self._on_gone = self._on_stop = None
 
 
 def watched_connection(receive: Receive) -> WatchedConnection | None:

@@ -146,10 +146,11 @@ async def _receive_until(receive: Receive, deadline_s: float) -> MutableMapping[
 
 
 def request_timeout_s(headers: Headers, default_s: float, max_s: float) -> float:
-    """How long the client wants to wait: `X-Request-Timeout` in seconds, at most `max_s`; `default_s` without one.
+    """How long the client wants to wait: `X-Request-Timeout` in seconds; without one `default_s`, or `max_s` if less.
 
     Raises:
-        RequestError: `bad_request`, if the header is not a positive number.
+        RequestError: `bad_request`, if the header is not a positive number; `invalid_input`, if it is more than
+            `max_s`: a shorter deadline is one that the client has not set, and would not know of.
     """
     text = headers.get(b"x-request-timeout")
     if text is None:
@@ -162,7 +163,15 @@ def request_timeout_s(headers: Headers, default_s: float, max_s: float) -> float
         raise RequestError(
             f"X-Request-Timeout {_shown(text)} is not a positive number of seconds, such as 2.5", code=Code.BAD_REQUEST
         )
-    return min(seconds, max_s)
+    if seconds > max_s:
+        text_s = f"{max_s:g}"
+        raise RequestError(
+            f"X-Request-Timeout {_shown(text)} is more than the {text_s} seconds that this service allows "
+            f"(http.request_timeout_max_s): send at most {text_s}",
+            code=Code.INVALID_INPUT,
+            detail={"request_timeout_max_s": max_s},
+        )
+    return seconds
 
 
 def request_priority(headers: Headers) -> int:

@@ -54,6 +54,8 @@ class ServerLink:
         self.server_version = ""
         self.models: tuple[ModelState, ...] = ()
         self.draining = False
+        # The server has ended because no model can ever be loaded; none will come by itself.
+        self.hopeless = False
         self.is_up = False
         self._heard_s: float | None = None
         self._aftermath = Aftermath.KEPT
@@ -81,6 +83,7 @@ class ServerLink:
             aftermath = Aftermath.LOST if self.epoch else aftermath
             # WELCOME does not say; a new server that is draining will, with its first pulse.
             self.draining = False
+        self.hopeless = False
         self.epoch = welcome.epoch
         self.server_version = welcome.version
         self.models = welcome.models
@@ -93,6 +96,7 @@ class ServerLink:
         self.heard(now_s)
         self.models = pulse.models
         self.draining = pulse.draining
+        self.hopeless = pulse.hopeless
         if self.is_up and pulse.epoch == self.epoch:
             return Say.NOTHING
         # Another server, or the same one after a silence. Only its WELCOME says which requests it has.

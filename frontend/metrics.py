@@ -23,6 +23,7 @@ from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram, values
 from prometheus_client.metrics_core import Metric
+from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from shared.errors import ConfigurationError
@@ -38,6 +39,9 @@ DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 FILE_KINDS = ("counter", "histogram", "gauge_livesum")
 # A file of the library's that holds nothing: how many bytes of it are used, and padding.
 EMPTY_FILE = struct.pack("=ii", 8, 0)
+# What the library makes of a new file. It writes to the file's memory, and where the disk has no room for a page, the
+# write ends the process (SIGBUS); so each file gets its room beforehand, and a full disk is an error.
+FILE_BYTES_MIN = 64 * 1024
 # A family that is never shown.
 PLACEHOLDER = "headwaiter_placeholder"
 # From a cached embedding to a long generation.
@@ -65,6 +69,7 @@ class FrontMetrics:
         # a new one for each restart would leave a file behind each time. When the name changes, the library goes on
         # in the files of the new name, from the numbers in them.
         values.ValueClass = values.MultiProcessValue(lambda: self._place)  # type: ignore[no-untyped-call]
+        values.MmapedDict = _AllocatedFile  # type: ignore[attr-defined]
         for kind in ("counter", "histogram"):
             # Otherwise the library would open a file only with the first value in it, in the middle of a request.
             values.ValueClass(kind, PLACEHOLDER, PLACEHOLDER, (), (), "")
@@ -99,15 +104,25 @@ class FrontMetrics:
         self._body_bytes_of = cache(self._body_bytes.labels)
         # Whether the log says already that they cannot be put back.
         self._are_files_lost = False
+        # Whether the log says already that something new could not be counted.
+        self._is_full = False
 
     def request_began(self) -> None:
         self._inflight.inc()
 
     def request_ended(self, model: str, route: str, status: int, duration_s: float, body_bytes: int) -> None:
         self._inflight.dec()
-        self._requests_of(model, route, status).inc()
-        self._seconds_of(model, route).observe(duration_s)
-        self._body_bytes_of(model, route).inc(body_bytes)
+        try:
+            self._requests_of(model, route, status).inc()
+            self._seconds_of(model, route).observe(duration_s)
+            self._body_bytes_of(model, route).inc(body_bytes)
+        except OSError as error:
+            # Only what was never counted before needs room. Its request was answered all the same.
+            if not self._is_full:
+                remedy = "make room there; /metrics lacks some requests until then"
+                fields = {"directory": str(self._directory), "reason": error.strerror, "remedy": remedy}
+                log_event(logger, "error", "metrics_full", **fields)
+            self._is_full = True
 
     def families(self) -> list[Metric]:
         """The totals of all workers at this moment; nothing while the files are gone. Reads a few small files, and may
@@ -194,6 +209,23 @@ class FrontMetrics:
                 os.close(lock)
 
 
+class _AllocatedFile(MmapedDict):
+    """The library's file of values, which takes no more memory of a file than the disk has room for.
+
+    A new value raises OSError where there is none.
+    """
+
+    def _init_value(self, key: str) -> None:
+        # A value has its key, up to 8 bytes of padding, a length and two doubles.
+        needed_bytes = self._used + len(key.encode()) + 28
+        capacity_bytes = self._capacity
+        while capacity_bytes < needed_bytes:
+            capacity_bytes *= 2
+        if capacity_bytes > self._capacity:
+            os.posix_fallocate(self._f.fileno(), 0, capacity_bytes)
+        super()._init_value(key)  # type: ignore[no-untyped-call]
+
+
 def _claim_directory(parent: Path) -> Path:
     """This master's directory, made by the first of its workers; what dead masters have left is removed."""
     master = multiprocessing.parent_process()
@@ -261,7 +293,14 @@ def _is_same(file: Path, descriptor: int) -> bool:
 def _write(file: Path, content: bytes) -> None:
     """Makes a file that a scrape finds whole, or not at all."""
     unfinished = file.with_suffix(".new")
-    unfinished.write_bytes(content)
+    try:
+        with unfinished.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.posix_fallocate(stream.fileno(), 0, max(FILE_BYTES_MIN, len(content)))
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
     unfinished.rename(file)
 
 

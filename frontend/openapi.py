@@ -22,7 +22,7 @@ HEADERS: list[dict[str, Any]] = [
         "name": "X-Request-Timeout",
         "in": "header",
         "required": False,
-        "description": "How long to wait for the answer, in seconds.",
+        "description": "How long to wait for the answer, in seconds; more than the service allows is refused.",
         "schema": {"type": "number", "exclusiveMinimum": 0},
     },
     {
@@ -65,7 +65,7 @@ DESCRIPTIONS: dict[int, str] = {
     429: "Too much waits already; `Retry-After` says when to come back.",
     500: "The model failed on this request.",
     502: "The model process died under this request.",
-    503: "The model, or the model server, is not there; `Retry-After` says when to come back.",
+    503: "The model, or the model server, is not there; `Retry-After` says when to come back, if that can help.",
     504: "The deadline passed.",
 }
 

@@ -34,7 +34,6 @@ class Protocol(WatchedConnection):
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._refused = False
-        self._stopping = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -46,7 +45,7 @@ class Protocol(WatchedConnection):
 
     def shutdown(self) -> None:
         """Called when the server begins to stop."""
-        self._stopping = True
+        self.note_stop()
         if self._head_timer is None or self._refused:
             super().shutdown()
         else:
@@ -54,7 +53,7 @@ class Protocol(WatchedConnection):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        if self._stopping:
+        if self._is_stopping:
             self.cycle.keep_alive = False
 
     def data_received(self, data: bytes) -> None:

@@ -48,11 +48,11 @@ STATUS: dict[Code, int] = {
 # already used up the time that its sender had.
 _NOT_TO_BE_RETRIED = frozenset({Code.DEADLINE_EXCEEDED, Code.POISON_INPUT, Code.MODEL_ERROR, Code.OUT_OF_MEMORY})
 
-# Seconds until a retry makes sense, where nobody knows better.
+# Seconds until a retry makes sense, where nobody knows better. A model that has failed works again at a time that the
+# model server names, or never.
 _RETRY_AFTER_S: dict[Code, float] = {
     Code.OVERLOADED: 1.0,
     Code.MODEL_LOADING: 5.0,
-    Code.MODEL_FAILED: 30.0,
     Code.DRAINING: 5.0,
     Code.SERVER_UNAVAILABLE: 2.0,
 }
@@ -67,10 +67,14 @@ def error_headers(error: RequestError) -> HeaderList:
     headers: HeaderList = []
     if error.code is Code.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
+    is_for_good = error.code in _NOT_TO_BE_RETRIED
     if status_of(error) in (429, 503):
-        seconds = error.retry_after_s or _RETRY_AFTER_S[error.code]
-        headers.append((b"retry-after", b"%d" % max(1, math.ceil(seconds))))
-    if error.code in _NOT_TO_BE_RETRIED:
+        seconds = error.retry_after_s or _RETRY_AFTER_S.get(error.code)
+        if seconds is None:
+            is_for_good = True
+        else:
+            headers.append((b"retry-after", b"%d" % max(1, math.ceil(seconds))))
+    if is_for_good:
         headers.append((b"x-should-retry", b"false"))
     return headers
 

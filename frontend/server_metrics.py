@@ -33,8 +33,9 @@ def _server(snapshot: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "headwaiter_model_server_uptime_seconds", "Time since the model server was started.", value=snapshot.uptime_s
     )
+    yield GaugeMetricFamily("headwaiter_fronts", "Front workers that the model server knows.", snapshot.fronts)
     yield GaugeMetricFamily(
-        "headwaiter_fronts", "Front workers and clients that the model server knows.", snapshot.fronts
+        "headwaiter_clients", "Clients in other programs that the model server knows.", snapshot.clients
     )
     yield CounterMetricFamily(
         "headwaiter_malformed_messages", "Messages that the model server could not read.", snapshot.malformed

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from model_worker.launchers import Child, Launcher
 from model_worker.specs import ReplicaSpec
-from shared.logs import log_event
+from shared.logs import Level, log_event
 from shared.messages import SlotName
 
 logger = logging.getLogger("model_worker")
@@ -20,8 +20,11 @@ logger = logging.getLogger("model_worker")
 Key = tuple[SlotName, int]
 
 # A process's last words are already in the kernel when its exit is seen, but ZeroMQ's I/O thread may not have read
-# them; handling the exit this much later keeps "results first, then the exit". Half of the 50 ms promised.
+# them. It has once the end of the connection is known as well, so an exit is believed this much later, half of the
+# 50 ms promised, or as soon after that as the process is heard out.
 EXIT_SETTLE_S = 0.02
+# One that never connected, or whose connection a process of its own keeps open, is never known to be heard out.
+EXIT_SETTLE_MAX_S = 0.25
 # What faulthandler needs to write the stacks of a hung process before it is killed.
 STACK_DUMP_S = 0.25
 
@@ -33,16 +36,35 @@ class Exit:
     exit_code: int
 
 
+@dataclass(slots=True)
+class _Ending:
+    """A process whose end was noticed, until it is believed."""
+
+    due_s: float
+    """When to look at it next."""
+    believed_s: float
+    """When its end is believed in any case."""
+    is_heard_out: bool = False
+
+
 class ProcessKeeper:
     """All children of this model server, by slot and incarnation."""
 
-    def __init__(self, launcher: Launcher, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
-        """`watch` and `unwatch` add a pidfd to the loop's poller and take it out."""
+    def __init__(
+        self,
+        launcher: Launcher,
+        watch: Callable[[int], None],
+        unwatch: Callable[[int], None],
+        is_heard_out: Callable[[Key], bool],
+    ) -> None:
+        """`watch` and `unwatch` add a pidfd to the loop's poller and take it out; `is_heard_out` tells of a process
+        that has ended whether everything that it has said is known to have been read."""
         self._launcher = launcher
+        self._is_heard_out = is_heard_out
         self._watch = watch
         self._unwatch = unwatch
         self._children: dict[Key, Child] = {}
-        self._exits_due: dict[Key, float] = {}
+        self._endings: dict[Key, _Ending] = {}
         self._kills_due: dict[Key, float] = {}
 
     def start(self, spec: ReplicaSpec) -> int:
@@ -64,7 +86,9 @@ class ProcessKeeper:
         child = self._children.get((slot, incarnation))
         if child is None or (slot, incarnation) in self._kills_due:
             return
-        log_event(logger, "warning", "replica_killed", slot=slot, incarnation=incarnation, pid=child.pid, reason=reason)
+        # This line is all that is told of why. One whose stacks are worth having did not end as it should.
+        level: Level = "error" if dump_stacks else "warning"
+        log_event(logger, level, "replica_killed", slot=slot, incarnation=incarnation, pid=child.pid, reason=reason)
         if dump_stacks:
             child.dump_stacks()
             self._kills_due[slot, incarnation] = now_s + STACK_DUMP_S
@@ -74,9 +98,9 @@ class ProcessKeeper:
     def notice_exits(self, readable: dict[int, int], now_s: float) -> None:
         """Takes the poller's answer: children whose pidfd fired have ended."""
         for key, child in self._children.items():
-            if child.pidfd in readable and key not in self._exits_due:
+            if child.pidfd in readable and key not in self._endings:
                 self._unwatch(child.pidfd)
-                self._exits_due[key] = now_s + EXIT_SETTLE_S
+                self._endings[key] = _Ending(now_s + EXIT_SETTLE_S, now_s + EXIT_SETTLE_MAX_S)
 
     def due(self, now_s: float) -> Iterator[Exit]:
         """Kills what is due, then yields the exits whose last words have had time to arrive."""
@@ -84,8 +108,15 @@ class ProcessKeeper:
             del self._kills_due[key]
             if key in self._children:
                 self._children[key].kill()
-        for key in [key for key, due_s in self._exits_due.items() if due_s <= now_s]:
-            del self._exits_due[key]
+        for key, ending in list(self._endings.items()):
+            if ending.due_s > now_s:
+                continue
+            if not ending.is_heard_out and now_s < ending.believed_s:
+                # What is known to have been read is in the socket, and taken from there in the next turn.
+                ending.is_heard_out = self._is_heard_out(key)
+                ending.due_s = now_s if ending.is_heard_out else min(now_s + EXIT_SETTLE_S, ending.believed_s)
+                continue
+            del self._endings[key]
             self._kills_due.pop(key, None)
             child = self._children.pop(key)
             exit_code = child.exit_code()
@@ -94,7 +125,7 @@ class ProcessKeeper:
 
     @property
     def wake_at_s(self) -> float | None:
-        return min([*self._exits_due.values(), *self._kills_due.values()], default=None)
+        return min([*(ending.due_s for ending in self._endings.values()), *self._kills_due.values()], default=None)
 
     @property
     def alive(self) -> int:

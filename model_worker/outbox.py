@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from shared.messages import Chunk, ChunkHeader, Message, Reply, ReplyHeader, SlotName
+from shared.messages import Chunk, ChunkHeader, Message, Reply, ReplyHeader, SlotName, Stop
 from shared.sockets import Buffer, send
 from shared.wire import FramedRecord, encode
 
@@ -109,6 +109,11 @@ class Outbox:
 
     def is_connected(self, replica: Replica) -> bool:
         return replica in self._routing_ids
+
+    def is_heard_out(self, replica: Replica) -> bool:
+        """Whether the connection of a replica whose process has ended is known to have ended as well: everything that
+        it has said has been read by then. False also for one that never said HELLO, as far as is known."""
+        return self.is_connected(replica) and not self.to_replica(replica, Stop())
 
     def to_replica(self, replica: Replica, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Sends at once; False if the process is not connected (its exit is about to be seen)."""

@@ -10,7 +10,7 @@ the accelerator with the fewest replicas so far, the lowest index among equals; 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -111,6 +111,25 @@ def check_memory(
                 f"{human_bytes(int(capacity_bytes * fraction_max))} of its {human_bytes(capacity_bytes)}: use fewer "
                 "replicas, a smaller dtype or model, or another device"
             )
+
+
+def crowd_words(slots: Sequence[Slot]) -> str | None:
+    """In words, how many processes share a CPU core, and what to do about it; None where each has its own."""
+    on_cpu = [slot for slot in slots if slot.device_id == CPU.id]
+    crowd = Counter(core for slot in on_cpu for core in slot.cores)
+    crowded = {slot.model for slot in on_cpu if any(crowd[core] > 1 for core in slot.cores)}
+    if not crowded:
+        return None
+    sharing = [slot for slot in on_cpu if slot.model in crowded]
+    seats = len({slot.cores for slot in sharing})
+    counts = Counter(slot.model for slot in sharing)
+    named = ", ".join(f"{model} {count}" for model, count in counts.items())
+    remedy = f"lower replicas to {seats} in all, or " if len(sharing) > len(counts) else ""
+    return (
+        f"{len(sharing)} model processes ({named}) share {seats} CPU {'core' if seats == 1 else 'cores'}, up to "
+        f"{max(crowd.values())} on one: each has its own weights in memory, and they compute in turns; {remedy}give "
+        "some of them another device"
+    )
 
 
 def _requests(config: Config) -> Iterator[_Request]:

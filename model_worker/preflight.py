@@ -12,12 +12,23 @@ from dataclasses import dataclass, replace
 
 from model_worker.broker.settings import BrokerSettings, ModelSettings, SlotSettings
 from model_worker.devices import Inventory, take_inventory
-from model_worker.placement import Slot, check_memory, plan
+from model_worker.placement import Slot, check_memory, crowd_words, plan
 from model_worker.runtimes import sources
 from model_worker.specs import ReplicaSpec, RuntimeSpec
 from shared.config import Config, ModelConfig
 from shared.errors import ConfigurationError
 from shared.messages import SlotName
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something about a plan that its operator should know, although it can be carried out."""
+
+    about: str
+    """The model's name, or the device."""
+    text: str
+    is_doubtful: bool
+    """Whether it is likely that something else was meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,18 @@ class Preflight:
     slots: tuple[Slot, ...]
     weights_bytes: dict[str, int | None]
     """By model name; None where it cannot be told before loading (a hub id, a user's own class, broken files)."""
+
+    def remarks(self) -> list[Remark]:
+        """Why each hub id was taken for one, and how many processes share a core."""
+        remarks = []
+        for model in self.config.models:
+            spec = runtime_spec(self.config, model)
+            if sources.is_hub_id(spec.source):
+                understood = sources.hub_words(spec)
+                remarks.append(Remark(model.name, understood.text, understood.is_doubtful))
+        if crowd := crowd_words(self.slots):
+            remarks.append(Remark("cpu", crowd, is_doubtful=True))
+        return remarks
 
     def broker_settings(self) -> BrokerSettings:
         server = self.config.server
@@ -83,15 +106,15 @@ def draft(
         ConfigurationError: a required model cannot be found, or a replica cannot be placed.
     """
     if not config.models:
-        raise ConfigurationError("no model is configured: add a [[models]] entry, or use --model and --task")
-    config = config.model_copy(update={"models": tuple(with_task(model) for model in config.models)})
+        raise ConfigurationError("no model is configured: add a [[models]] entry", keys=("model",))
+    config = config.model_copy(update={"models": tuple(with_task(config, model) for model in config.models)})
     inventory = inventory or take_inventory()
     slots = plan(config, inventory, os.environ if environment is None else environment)
     weights_bytes = {model.name: _weights_bytes(config, model, slots) for model in config.models}
     return Preflight(config, inventory, slots, weights_bytes)
 
 
-def with_task(model: ModelConfig) -> ModelConfig:
+def with_task(config: Config, model: ModelConfig) -> ModelConfig:
     """The model with the task that its weights are made for, if the configuration names none.
 
     Raises:
@@ -100,14 +123,11 @@ def with_task(model: ModelConfig) -> ModelConfig:
     if model.task or model.is_custom:
         return model
     try:
-        return model.model_copy(update={"task": sources.detect_task(model.model)})
-    except ConfigurationError as error:
-        if not model.required:
-            return model
-        raise ConfigurationError(
-            f'model {model.name!r} needs a task, such as task = "text-classification" (--task text-classification): '
-            f"{error}"
-        ) from None
+        return model.model_copy(update={"task": sources.detect_task(runtime_spec(config, model))})
+    except ConfigurationError:
+        if model.required:
+            raise
+        return model
 
 
 def _weights_bytes(config: Config, model: ModelConfig, slots: Sequence[Slot]) -> int | None:
@@ -143,6 +163,7 @@ def runtime_spec(config: Config, model: ModelConfig) -> RuntimeSpec:
         compile=model.compile,
         options=dict(model.options),
         python_path=tuple(str(entry) for entry in config.python_path),
+        start=str(config.models_start),
     )
 
 

@@ -82,10 +82,14 @@ class ModelServer:
         self._broker = Broker(settings, self._started_s)
         self._payloads = Payloads()
         self._outbox = Outbox(self._front_socket, self._replica_socket)
-        self._keeper = ProcessKeeper(launcher, self._watch, self._poller.unregister)
+        self._keeper = ProcessKeeper(
+            launcher, self._watch, self._poller.unregister, is_heard_out=self._outbox.is_heard_out
+        )
         self._orders = Orders(self._outbox, self._keeper, self._payloads, make_spec, self._tell)
         self._signals: list[int] = []
         self._fronts_heard_s: dict[FrontId, float] = {}
+        # Those among them that are workers of the HTTP front, by their HELLO.
+        self._front_workers: set[FrontId] = set()
         self._next_pulse_s = 0.0
         self._next_comparison_s = 0.0
         # Whether a turn has ended without the comparison, so that it must not wait for the next message.
@@ -104,6 +108,7 @@ class ModelServer:
             while self._orders.stop is None:
                 self._turn()
             self._outbox.flush()
+            self._say_last_word(self._orders.stop)
             return self._orders.stop
         finally:
             self._keeper.kill_all()
@@ -181,6 +186,8 @@ class ModelServer:
             self._tell(happened.FrontJoined(front), now_s)
             self._outbox.to_front(sender, say.Welcome(self._epoch, VERSION, self._broker.model_states()))
         self._fronts_heard_s[front] = now_s
+        if isinstance(message, say.FrontHello) and message.is_worker:
+            self._front_workers.add(front)
         match message:
             case say.Submit():
                 for header, payload_frames in split_frames(message.requests, frames):
@@ -192,6 +199,7 @@ class ModelServer:
                     self._tell(event, now_s)
 
     def _front_left(self, front: FrontId, now_s: float, reason: str = "unreachable") -> None:
+        self._front_workers.discard(front)
         if self._fronts_heard_s.pop(front, None) is not None:
             self._tell(happened.FrontLeft(front, reason), now_s)
 
@@ -242,6 +250,13 @@ class ModelServer:
             self._next_pulse_s = now_s + PULSE_S
             self._keep_reachable()
 
+    def _say_last_word(self, stop: do.StopServer) -> None:
+        """Behind the last replies: whoever would hold requests for the next server is told that none is to come."""
+        if stop.hopeless:
+            pulse = say.ServerPulse(self._epoch, self._broker.draining, self._broker.model_states(), hopeless=True)
+            for front in self._fronts_heard_s:
+                self._outbox.to_front(front, pulse)
+
     def _keep_reachable(self) -> None:
         """Comes back where it can be found, after the run directory was deleted (a log-out deletes those of its user).
 
@@ -269,8 +284,9 @@ class ModelServer:
             models=self._broker.model_states(),
             slots=self._broker.slot_states(now_s),
             counters=self._broker.counters(),
-            fronts=len(self._fronts_heard_s),
+            fronts=len(self._front_workers),
             malformed=self._malformed,
+            clients=len(self._fronts_heard_s) - len(self._front_workers),
         )
 
     def _take_signals(self) -> Callable[[], None]:

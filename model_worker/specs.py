@@ -28,6 +28,8 @@ class RuntimeSpec:
     options: dict[str, object] = field(default_factory=dict)
     python_path: tuple[str, ...] = ()
     """Directories for the user's own classes; they go behind everything else on `sys.path`."""
+    start: str = ""
+    """Where a relative path as the source would start; empty: the working directory."""
 
 
 @dataclass(frozen=True, slots=True)

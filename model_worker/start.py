@@ -47,6 +47,9 @@ def run_model_server(config_file: Path | None, *, parent_pid: int | None = None)
     before, now = raise_open_files_limit()
     logs.log_event(logger, "debug", "open_files_limit_raised", before=before, now=now)
     ready = preflight(config)
+    for remark in ready.remarks():
+        level: logs.Level = "warning" if remark.is_doubtful else "info"
+        logs.log_event(logger, level, "plan_remark", about=remark.about, remark=remark.text)
     run_directory = RunDirectory(config.run_directory)
     run_directory.prepare()
     run_directory.lock()
@@ -67,7 +70,7 @@ def run_model_server(config_file: Path | None, *, parent_pid: int | None = None)
         logs.log_event(logger, "info", "server_started", epoch=epoch, pid=os.getpid(), slots=len(ready.slots))
         stopped = server.run()
         # The core says 1 when no model can be loaded; as a process's exit code that would be any crash of Python's.
-        exit_code = ExitCode.NO_MODEL_LOADED if stopped.exit_code == 1 else stopped.exit_code
+        exit_code = ExitCode.NO_MODEL_LOADED if stopped.hopeless else stopped.exit_code
         fields: dict[str, object] = {"exit_code": int(exit_code)}
         if exit_code == ExitCode.NO_MODEL_LOADED:
             # Told in a line of its own, as a refusal before the start is, for people and for `headwaiter serve`.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from shared.errors import ConfigurationError
 
@@ -82,6 +82,22 @@ def layout(path: Path) -> str:
     return " ".join(word for word in words if word)
 
 
+def rows_of(directory: Path, tensor: str) -> int | None:
+    """The first dimension of a tensor; None where it is in no .safetensors file of the weights in `directory`.
+
+    Raises:
+        ConfigurationError: as `weights_bytes`.
+    """
+    for file in _weight_files(directory):
+        if file.suffix == ".safetensors" and file.is_file():
+            with _naming(file):
+                described = _safetensors_header(file)[0].get(tensor)
+                shape = described.get("shape") if isinstance(described, dict) else None
+                if isinstance(shape, list) and shape and isinstance(shape[0], int):
+                    return shape[0]
+    return None
+
+
 def human_bytes(size_bytes: int) -> str:
     """A size for people, in binary units.
 
@@ -139,8 +155,8 @@ def _naming(file: Path) -> Iterator[None]:
         ) from None
 
 
-def _safetensors_tensors(file: Path) -> list[tuple[str, int]]:
-    """Element type and stored bytes of each tensor."""
+def _safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
+    """What the file says of each tensor, by name, and the bytes that are left for all of them."""
     with file.open("rb") as stream:
         file_bytes = file.stat().st_size
         header_bytes = int.from_bytes(_read(stream, 8), "little")
@@ -151,6 +167,12 @@ def _safetensors_tensors(file: Path) -> list[tuple[str, int]]:
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     header.pop("__metadata__", None)
+    return header, data_bytes
+
+
+def _safetensors_tensors(file: Path) -> list[tuple[str, int]]:
+    """Element type and stored bytes of each tensor."""
+    header, data_bytes = _safetensors_header(file)
     tensors: list[tuple[str, int]] = []
     for name, tensor in header.items():
         try:

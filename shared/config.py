@@ -12,22 +12,26 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     JsonValue,
+    PrivateAttr,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from shared import config_refusals
 from shared.errors import ConfigurationError
+from shared.key_words import NAME_PATTERN
 
 ENV_PREFIX = "HEADWAITER_"
 CONFIG_FILE_VARIABLE = "HEADWAITER_CONFIG"
@@ -36,17 +40,29 @@ DEFAULT_CONFIG_FILE = "headwaiter.toml"
 # replica carries (model_worker/launchers.py), and what supervisord.conf starts the programs with.
 OWN_VARIABLES = frozenset({CONFIG_FILE_VARIABLE, "HEADWAITER_REPLICA", "HEADWAITER_PYTHON", "HEADWAITER_DIRECTORY"})
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 # What can stand behind `Bearer` in a header as it is.
 _API_KEY = re.compile(r"[\x21-\x7e]+")
 _DAY_S = 86_400
 
 
+def _wrong(key: str, text: str) -> PydanticCustomError:
+    """For a validator that sees a whole table, and knows which of its keys is wrong."""
+    return PydanticCustomError("value_error", "{text}", {"text": text, "key": key})
+
+
 class _Section(BaseModel):
     # Without infinities: some durations become whole milliseconds.
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: object, info: ValidationInfo) -> object:
+        """`workers = true` would be one worker."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise PydanticCustomError("boolean", "not what this key holds")
+        return value
 
 
 class HttpConfig(_Section):
@@ -86,9 +102,10 @@ class HttpConfig(_Section):
     def _check_timeouts(self) -> Self:
         # The default gives way; a value that somebody wrote does not do so unnoticed.
         if "request_timeout_s" in self.model_fields_set and self.request_timeout_s > self.request_timeout_max_s:
-            raise ValueError(
-                f"request_timeout_s = {self.request_timeout_s:g} is longer than request_timeout_max_s = "
-                f"{self.request_timeout_max_s:g}: raise that as well"
+            raise _wrong(
+                "request_timeout_s",
+                f"{self.request_timeout_s:g} is longer than request_timeout_max_s = {self.request_timeout_max_s:g}: "
+                "raise that as well",
             )
         return self
 
@@ -119,6 +136,8 @@ class LoggingConfig(_Section):
 
 class ModelConfig(_Section):
     """One `[[models]]` entry: what to load, and where."""
+
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {"device": "devices"}
 
     name: Name
     """The name in URLs, logs and metrics."""
@@ -182,21 +201,29 @@ class ModelConfig(_Section):
                 data["devices"] = tuple(str(d) if isinstance(d, int) else d for d in devices)
         return data
 
+    @field_validator("devices")
+    @classmethod
+    def _check_devices(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+        if not devices:
+            raise ValueError("is empty: name at least one device, or leave it out for 'auto'")
+        most = max(devices, key=devices.count)
+        if devices.count(most) > 1:
+            kinds = len(set(devices))
+            each = "it" if kinds == 1 else f"each of the {kinds}"
+            raise ValueError(
+                f"names {most!r} {devices.count(most)} times: name each device once; with replicas = "
+                f"{kinds * devices.count(most)}, {each} gets {devices.count(most)} copies"
+            )
+        return devices
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.devices:
-            raise ValueError("devices is empty: name at least one, or leave it out for 'auto'")
-        doubled = sorted({d for d in self.devices if self.devices.count(d) > 1})
-        if doubled:
-            raise ValueError(f"devices names {doubled[0]!r} twice: use replicas = N for several copies on one device")
         if self.task and self.is_custom:
-            raise ValueError(
-                f"model {self.name!r} is a class of your own, so task = {self.task!r} has no meaning: remove it"
-            )
+            raise _wrong("task", f"{self.task!r} has no meaning for {self.model!r}, a class of your own: remove it")
         if self.compile and self.is_custom:
-            raise ValueError(
-                f"model {self.name!r} is a class of your own, so compile = true has no meaning: remove it, and call "
-                "torch.compile in its load"
+            raise _wrong(
+                "compile",
+                f"true has no meaning for {self.model!r}, a class of your own: call torch.compile in its load",
             )
         return self
 
@@ -231,6 +258,9 @@ class Config(BaseSettings):
     logging: LoggingConfig = LoggingConfig()
     models: tuple[ModelConfig, ...] = ()
 
+    # Where relative paths of `model` start.
+    _models_start: Path = PrivateAttr(default=Path())
+
     @field_validator("run_dir", mode="before")
     @classmethod
     def _check_run_dir(cls, value: object) -> object:
@@ -242,7 +272,9 @@ class Config(BaseSettings):
     @classmethod
     def _check_list(cls, value: object) -> object:
         if isinstance(value, dict):
-            raise ValueError("is one table instead of a list of tables: write [[models]], with two brackets")
+            raise ValueError(
+                "is one table instead of a list of tables: write [[models]], with two brackets; in JSON, [{…}]"
+            )
         return value
 
     @model_validator(mode="after")
@@ -280,29 +312,42 @@ class Config(BaseSettings):
         file = Path(named) if named else Path(DEFAULT_CONFIG_FILE)
         is_read = bool(named) or file.exists()
         values = _read_toml(file) if is_read else {}
-        _check_variables()
+        config_refusals.check_variables(os.environ, ENV_PREFIX, OWN_VARIABLES, cls.model_fields)
         try:
             config = cls(**values)
         except ValidationError as error:
-            raise ConfigurationError(
-                _one_line(str(file) if is_read else "the environment", error, flags or {})
-            ) from None
+            origins = config_refusals.Origins(
+                file=str(file) if is_read else "the environment",
+                flags=flags or {},
+                environment=os.environ,
+                prefix=ENV_PREFIX,
+                model_names=_model_names(values),
+            )
+            raise ConfigurationError(config_refusals.told(error, cls.model_fields, origins)) from None
 
         def start(key: str) -> Path:
             """Where relative paths of this key start."""
             from_file = is_read and ENV_PREFIX + key.upper() not in os.environ
-            return file.resolve().parent if from_file else Path.cwd()
+            return file.resolve().parent if from_file else _working_directory()
 
         located = [
             model if model.is_custom else model.model_copy(update={"model": _located(model.model, start("models"))})
             for model in config.models
         ]
-        python_path = tuple(start("python_path") / entry for entry in config.python_path) or (start("models"),)
-        run_dir = start("run_dir") / (config.run_dir or default_run_dir(config.name))
-        return config.model_copy(update={"models": tuple(located), "python_path": python_path, "run_dir": run_dir})
+        python_path = tuple(_normal(start("python_path") / entry) for entry in config.python_path)
+        run_dir = _normal(start("run_dir") / (config.run_dir or default_run_dir(config.name)))
+        python_path = python_path or (start("models"),)
+        config = config.model_copy(update={"models": tuple(located), "python_path": python_path, "run_dir": run_dir})
+        config._models_start = start("models")
+        return config
 
     def model(self, name: str) -> ModelConfig:
         return next(model for model in self.models if model.name == name)
+
+    @property
+    def models_start(self) -> Path:
+        """Where relative paths of `model` start."""
+        return self._models_start
 
     @property
     def run_directory(self) -> Path:
@@ -319,9 +364,9 @@ def default_run_dir(name: str) -> Path:
 
 def _located(model: str, start: Path) -> str:
     """`model` with an absolute path, if it is a path; a hub id stays as it is, unless there is a path of that name."""
-    if model.startswith("package:"):
+    if model.startswith("package:") or "://" in model:
         return model
-    path = start / os.path.expanduser(model)
+    path = _normal(start / os.path.expanduser(model))
     looks_like_a_path = (
         model.startswith((".", "/", "~"))
         or model.endswith((".gguf", "/"))
@@ -329,6 +374,26 @@ def _located(model: str, start: Path) -> str:
         or ("/" in model and os.path.isdir(path.parent))
     )
     return str(path) if looks_like_a_path or os.path.exists(path) else model
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise ConfigurationError("the working directory has been deleted: change to another one") from None
+
+
+def _normal(path: Path) -> Path:
+    """Without `.` and `..`; as it is, if that would be another file, as `..` behind a symbolic link may be."""
+    normal = Path(os.path.normpath(path))
+    return normal if os.path.realpath(normal) == os.path.realpath(path) else path
+
+
+def _model_names(values: Mapping[str, Any]) -> list[object]:
+    """What each entry of `models` has for a name, whether it is valid or not."""
+    text = os.environ.get(ENV_PREFIX + "MODELS")
+    entries = json.loads(text) if text else values.get("models")
+    return [entry.get("name") if isinstance(entry, dict) else None for entry in entries or () if entries]
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -339,97 +404,3 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{file}: cannot read the configuration file: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file}: not valid TOML: {error}") from None
-
-
-def _check_variables() -> None:
-    """Refuses variables that pydantic-settings would pass over, or could not read without being able to say which."""
-    for variable, text in sorted(os.environ.items()):
-        if not variable.upper().startswith(ENV_PREFIX) or variable in OWN_VARIABLES:
-            continue
-        first, _, rest = variable.removeprefix(ENV_PREFIX).partition("__")
-        field = _upper(Config.model_fields).get(first)
-        nested = _upper(_keys_below(field))
-        if field is None or (rest and rest not in nested):
-            keys = [f"{first}__{key}" for key in nested] if field else sorted(_upper(Config.model_fields))
-            raise ConfigurationError(
-                f"environment variable {variable} is no configuration key; known here: "
-                + ", ".join(ENV_PREFIX + key for key in keys)
-                + _kubernetes_remedy(variable, text)
-            )
-        if not _is_scalar(nested[rest] if rest else field):
-            try:
-                json.loads(text)
-            except ValueError as error:
-                raise ConfigurationError(
-                    f'environment variable {variable} is not JSON, such as ["a", "b"] for a list: {error}'
-                ) from None
-
-
-def _kubernetes_remedy(variable: str, text: str) -> str:
-    if "_SERVICE_" not in variable and "://" not in text:
-        return ""
-    return "; if Kubernetes made it for a Service of that name: set enableServiceLinks: false for the pod"
-
-
-def _upper(fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
-    return {key.upper(): field for key, field in fields.items()}
-
-
-def _keys_below(field: FieldInfo | None) -> Mapping[str, FieldInfo]:
-    section = None if field is None else field.annotation
-    return section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else {}
-
-
-def _is_scalar(field: FieldInfo) -> bool:
-    return not _keys_below(field) and get_origin(field.annotation) not in (tuple, dict)
-
-
-def _one_line(origin: str, error: ValidationError, flags: Mapping[tuple[int | str, ...], str]) -> str:
-    parts: dict[str, list[str]] = {}
-    for problem in error.errors(include_url=False):
-        location = problem["loc"]
-        where = ".".join(str(step) for step in location) or "configuration"
-        message = problem["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
-        if problem["type"] == "extra_forbidden":
-            message = "unknown key; known keys here: " + ", ".join(_keys_beside(location))
-        elif problem["type"] == "model_type":
-            message = f"Input should be a table (got {type(problem['input']).__name__})"
-        elif problem["type"] not in ("missing", "value_error"):
-            message += f" (got {_shown(location, problem['input'])})"
-        flag = _flag_of(location, flags)
-        if flag is not None:
-            parts.setdefault(flag, []).append(message)
-        else:
-            parts.setdefault(_variable_of(location) or origin, []).append(f"{where}: {message}")
-    return "; ".join(f"{source}: {'; '.join(messages)}" for source, messages in parts.items())
-
-
-def _flag_of(location: tuple[int | str, ...], flags: Mapping[tuple[int | str, ...], str]) -> str | None:
-    """The flag that has set this key, or what the key belongs to."""
-    above = (location[:length] for length in range(len(location), 0, -1))
-    return next((flags[place] for place in above if place in flags), None)
-
-
-def _variable_of(location: tuple[int | str, ...]) -> str | None:
-    """The environment variable that has set this key, or its whole section."""
-    for length in (2, 1):
-        variable = ENV_PREFIX + "__".join(str(step).upper() for step in location[:length])
-        if variable in os.environ:
-            return f"environment variable {variable}"
-    return None
-
-
-def _shown(location: tuple[int | str, ...], value: object) -> str:
-    """A wrong value for a message; where a secret belongs, or could hide, only what kind of value it is."""
-    secret = any("Secret" in str(field.annotation) for key, field in _keys_beside(location).items() if key in location)
-    if secret or not isinstance(value, (str, int, float)):
-        return type(value).__name__
-    return f"{value!r:.200}"
-
-
-def _keys_beside(location: tuple[int | str, ...]) -> Mapping[str, FieldInfo]:
-    fields: Mapping[str, FieldInfo] = Config.model_fields
-    for step in location[:-1]:
-        below = ModelConfig.model_fields if step == "models" else _keys_below(fields.get(str(step)))
-        fields = below or fields
-    return fields

@@ -45,7 +45,15 @@ class HeadwaiterError(Exception):
 
 
 class ConfigurationError(HeadwaiterError):
-    """The configuration, or the machine it is used on, does not allow a start; the message names value and remedy."""
+    """The configuration, or the machine it is used on, does not allow a start; the message names value and remedy.
+
+    The remedy is told in keys of the configuration. `keys` are those for which a command may have a flag as well, by
+    the flag's name; it is the command that says so.
+    """
+
+    def __init__(self, message: str, *, keys: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.keys = keys
 
 
 class UsageError(HeadwaiterError):
@@ -98,6 +106,15 @@ class UnknownModel(RequestError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         names = ", ".join(known) or "none: the configuration names no model"
         super().__init__(f"no model is called {name[:80]!r}; known: {names}")
+
+
+class ModelFailed(RequestError):
+    """The model was given up: until `retry_after_s`, if there is one, else for good."""
+
+    default_code = Code.MODEL_FAILED
+
+    def __init__(self, name: str, reason: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(f"model {name!r} has failed: {reason}", retry_after_s=retry_after_s)
 
 
 class Unserialisable(RequestError):

@@ -138,11 +138,15 @@ class Timings(Record, frozen=True):
 
 
 class FrontHello(Record, frozen=True):
-    """A front's first message on a connection, and again after every `Welcome` with a new epoch."""
+    """A front's first message on a connection, and again after every `Welcome` with a new epoch.
+
+    `is_worker` tells the workers of the HTTP front from clients in other programs.
+    """
 
     front: Name
     pid: Count32
     version: Name
+    is_worker: bool = False
 
 
 class RequestHeader(Record, frozen=True):
@@ -243,11 +247,15 @@ class Chunk(Record, frozen=True):
 
 
 class ServerPulse(Record, frozen=True):
-    """Sent to every front each second and at once when a model's state changes."""
+    """Sent to every front each second and at once when a model's state changes.
+
+    The last one of a server that ends because no model can ever be loaded is `hopeless`: none is to be waited for.
+    """
 
     epoch: Name
     draining: bool
     models: Several[ModelState]
+    hopeless: bool = False
 
 
 class SlotState(Record, frozen=True):
@@ -305,6 +313,7 @@ class Snapshot(Record, frozen=True):
     counters: Several[ModelCounters]
     fronts: Count
     malformed: Count
+    clients: Count = 0
 
 
 # --- model process -> broker -------------------------------------------------------------------------------------

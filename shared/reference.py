@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-import typing
 from collections.abc import Iterator
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Literal, Union
 
-import annotated_types
-from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from shared.config import CONFIG_FILE_VARIABLE, DEFAULT_CONFIG_FILE, ENV_PREFIX, Config, ModelConfig
+from shared.key_words import section_of, type_words
 
 INTRODUCTION = f"""\
 # Configuration
@@ -46,24 +42,15 @@ task = "text-classification"
 - `headwaiter config` prints what results, and where each value came from.
 """
 
-TYPE_WORDS: dict[object, str] = {
-    str: "text",
-    int: "integer",
-    float: "number",
-    bool: "true or false",
-    Path: "path",
-    SecretStr: "secret text",
-}
-
 
 def render() -> str:
     """The whole page."""
     parts = [INTRODUCTION]
     fields = Config.model_fields
-    top = {name: field for name, field in fields.items() if not _section_of(field) and name != "models"}
+    top = {name: field for name, field in fields.items() if not section_of(field.annotation) and name != "models"}
     parts.append(_section("At the top of the file", "", "", top))
     for name, field in fields.items():
-        section = _section_of(field)
+        section = section_of(field.annotation)
         if section is not None:
             parts.append(_section(f"`[{name}]`", _text(section.__doc__), f"{name.upper()}__", section.model_fields))
     parts.append(_section("`[[models]]`", _text(ModelConfig.__doc__), None, ModelConfig.model_fields))
@@ -80,52 +67,14 @@ def _rows(variable_prefix: str | None, fields: dict[str, FieldInfo]) -> Iterator
     yield "| key | type | default | meaning |" + (" variable |" if with_variables else "")
     yield "| --- | --- | --- | --- |" + (" --- |" if with_variables else "")
     for name, field in fields.items():
-        row = f"| `{name}` | {_type_words(field)} | {_default_words(field)} | {_text(field.description)} |"
+        row = f"| `{name}` | {type_words(field)} | {_default_words(field)} | {_text(field.description)} |"
         if with_variables:
             row += f" `{ENV_PREFIX}{variable_prefix}{name.upper()}` |"
         yield row
 
 
-def _section_of(field: FieldInfo) -> type[BaseModel] | None:
-    annotation = field.annotation
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-
-
 def _text(text: str | None) -> str:
     return " ".join((text or "").split()).replace("|", "\\|")
-
-
-def _type_words(field: FieldInfo) -> str:
-    words = _annotation_words(field.annotation)
-    limits = list(_limits(field.metadata))
-    return f"{words}, {' and '.join(limits)}" if limits else words
-
-
-def _annotation_words(annotation: object) -> str:
-    if annotation in TYPE_WORDS:
-        return TYPE_WORDS[annotation]
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return _annotation_words(arguments[0])
-    if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
-    if origin in (Union, UnionType):
-        return _annotation_words(next(argument for argument in arguments if argument is not NoneType))
-    if origin is tuple:
-        return f"list of {_annotation_words(arguments[0])}"
-    if origin is dict:
-        return "table"
-    raise TypeError(f"no words for the type {annotation!r}: add them to TYPE_WORDS")
-
-
-def _limits(metadata: list[object]) -> Iterator[str]:
-    for limit in metadata:
-        if isinstance(limit, annotated_types.Ge):
-            yield f"at least {limit.ge:g}" if isinstance(limit.ge, float) else f"at least {limit.ge}"
-        elif isinstance(limit, annotated_types.Gt):
-            yield f"more than {limit.gt}"
-        elif isinstance(limit, annotated_types.Le):
-            yield f"at most {limit.le}"
 
 
 def _default_words(field: FieldInfo) -> str:

@@ -7,6 +7,8 @@ mode does.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import fcntl
 import os
@@ -53,7 +55,8 @@ class RunDirectory:
     """The directory of one instance: its two socket files, and the lock that keeps a second instance out.
 
     The model server calls `prepare`, `lock` and `clean`, in this order and before it binds, and `release` at its end.
-    Everybody else only asks for the endpoints.
+    Everybody else only asks for the endpoints. A process that has made the directory removes it at its exit, unless
+    somebody has begun to use it: a start that was refused leaves nothing behind.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -125,17 +128,19 @@ class RunDirectory:
         lock_file = self.path / LOCK_FILE
         # The directory is locked as well: cleaners of temporary directories delete old files, but pass over a locked
         # directory; and if the file is deleted all the same, the directory still keeps a second instance out.
-        for target, flags in ((lock_file, os.O_RDWR | os.O_CREAT), (self.path, os.O_RDONLY | os.O_DIRECTORY)):
+        if not self.path.exists():
+            # Whoever had made it has just left, with nothing in it.
+            self.prepare()
+        for target, flags in _what_to_lock(self.path):
             try:
-                descriptor = os.open(target, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                self._locks.append(os.open(target, flags, 0o600))
             except OSError as error:
                 self._unlock()
                 raise ConfigurationError(
                     f"{target} cannot be opened: {error.strerror}; check its owner and mode"
                 ) from None
-            self._locks.append(descriptor)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = _holder(lock_file)
                 self._unlock()
@@ -151,6 +156,11 @@ class RunDirectory:
         assert self._locks, "only the holder of the lock may remove socket files"
         for name in (FRONT_SOCKET, MODEL_SOCKET):
             (self.path / name).unlink(missing_ok=True)
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a model server listens for fronts here; or did, until it was killed."""
+        return (self.path / FRONT_SOCKET).exists()
 
     @property
     def is_intact(self) -> bool:
@@ -344,6 +354,28 @@ def _make_private(path: Path) -> None:
         path.mkdir(mode=0o700)
     except FileExistsError:
         return
+    atexit.register(_remove_unused, path, os.getpid())
+
+
+def _remove_unused(path: Path, maker_pid: int) -> None:
+    """Removes a directory that holds nothing, or nothing but a lock file that nobody has locked; inner ones come before
+    outer ones, because what is registered last is called first."""
+    if os.getpid() != maker_pid:
+        return  # a child that was forked
+    with contextlib.suppress(OSError), contextlib.ExitStack() as cleanup:
+        if os.listdir(path) == [LOCK_FILE]:
+            for target, flags in _what_to_lock(path):
+                descriptor = os.open(target, flags)
+                cleanup.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (path / LOCK_FILE).unlink()
+        path.rmdir()
+
+
+def _what_to_lock(directory: Path) -> Iterator[tuple[Path, int]]:
+    """The lock file, which is made if it is missing, and the directory itself; with the flags to open each."""
+    yield directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    yield directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _check_parent(path: Path) -> None:
@@ -362,8 +394,8 @@ def _check_parent(path: Path) -> None:
 
 
 def _holder(lock_file: Path) -> str:
-    # The holder writes its pid a moment after taking the lock.
-    pid = lock_file.read_text().strip()
+    # The holder writes its pid a moment after taking the lock; and one that leaves for good takes the file away.
+    pid = lock_file.read_text().strip() if lock_file.exists() else ""
     return described(int(pid)) if pid.isdecimal() else "another process"
 
 

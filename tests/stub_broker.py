@@ -180,7 +180,7 @@ class StubBroker:
         """Fronts that have said HELLO."""
         return sum(hello is not None for hello in list(self._fronts.values()))
 
-    def tell_all(self, *parts: bytes) -> None:
+    def tell_all(self, *parts: Buffer) -> None:
         """Sends these frames to every front, now."""
 
         def job() -> None:

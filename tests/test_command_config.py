@@ -7,6 +7,7 @@ from pathlib import Path
 
 import annotated_types
 import pytest
+from pydantic import BaseModel
 
 from model_worker.commands.exits import Exit
 from model_worker.commands.flags import name_of
@@ -59,7 +60,11 @@ def test_secrets_are_never_printed(tmp_path: Path) -> None:
 
 
 PATHS = ["dir", "./dir", "./gone", "../gone", "sub/gone", "a/b/gone", "gone.gguf", "org/name", "gpt2", "package:x/y"]
-LOCATED = ["{}/dir", "{}/dir", "{}/gone", "{}/../gone", "{}/sub/gone", "{}/a/b/gone", "{}/gone.gguf", *PATHS[7:]]
+LOCATED = ["{}/dir", "{}/dir", "{}/gone", "{up}/gone", "{}/sub/gone", "{}/a/b/gone", "{}/gone.gguf", *PATHS[7:]]
+
+
+def located(start: Path) -> list[str]:
+    return [path.format(start, up=start.parent) for path in LOCATED]
 
 
 @pytest.mark.parametrize("given", ["in the file", "in the environment", "as a flag"])
@@ -88,12 +93,35 @@ def test_relative_paths_start_where_they_are_written(
         flagged = [
             document(headwaiter("config", "--json", "-c", file, "-m", path, "-t", "x", cwd=here)) for path in PATHS
         ]
-        assert [found["models"][0]["model"] for found in flagged] == [path.format(here) for path in LOCATED]
+        assert [found["models"][0]["model"] for found in flagged] == located(here)
         assert {tuple(found["python_path"]) for found in flagged} == {(str(here),)}
         return
-    assert [model.model for model in config.models] == [path.format(start) for path in LOCATED]
+    assert [model.model for model in config.models] == located(start)
     assert config.python_path == (start / "lib", Path("/lib"))
     assert config.run_directory == start / "run"
+
+
+def test_paths_are_shown_without_detours(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    write_config(tmp_path / "etc", {"name": "m", "model": "./a/../b/./c"}, top={"run_dir": "x/../run"})
+    found = document(headwaiter("config", "--json", "-c", "./etc/../etc/headwaiter.toml", cwd=tmp_path))
+    assert found["models"][0]["model"] == str(tmp_path / "etc" / "b" / "c")
+    assert found["run_dir"] == str(tmp_path / "etc" / "run")
+    (tmp_path / "elsewhere" / "inside").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "inside")
+    # Behind a link, `..` is not what the text says.
+    [model] = document(headwaiter("config", "--json", "-m", "./link/../x", cwd=tmp_path))["models"]
+    assert Path(model["model"]).resolve() == tmp_path / "elsewhere" / "x"
+
+
+def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    file = write_config(tmp_path, ECHO)
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigurationError, match="the working directory has been deleted"):
+        Config.load()
+    assert Config.load(file).models_start == tmp_path
 
 
 def test_a_home_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +137,17 @@ def toml_lines(entry: dict[str, str]) -> str:
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--port", "99999"], "headwaiter: --port: Input should be less than or equal to 65535 (got '99999')"),
-        (["--workers", "0"], "headwaiter: --workers: Input should be greater than or equal to 1 (got '0')"),
-        (["--name", "a b", "-m", "m:M"], "headwaiter: --name: "),
-        (["--replicas", "0", "-m", "m:M"], "headwaiter: --replicas: "),
-        (["--device", "cpu", "--device", "cpu", "-m", "m:M"], "headwaiter: --model: devices names 'cpu' twice"),
-        (["--task", "embedding", "-m", "m:M"], "headwaiter: --model: model 'M' is a class of your own"),
-        (["-m", "./dir"], "headwaiter: model 'dir' needs a task, such as"),
+        (["--port", "99999"], "headwaiter: --port must be an integer, at least 0 and at most 65535, got '99999'"),
+        (["--workers", "0"], "headwaiter: --workers must be an integer, at least 1 and at most 256, got '0'"),
+        (["--name", "a b", "-m", "m:M"], "headwaiter: --name must be text, at most 64 letters, "),
+        (["--replicas", "0", "-m", "m:M"], "headwaiter: --replicas must be an integer, at least 1 and at most 1024, "),
+        (["-m", ""], "headwaiter: --model must be text, not empty, got ''"),
+        (
+            ["--device", "cpu", "--device", "cpu", "-m", "m:M"],
+            "headwaiter: --device: names 'cpu' 2 times: name each device once; with --replicas 2, it gets 2 copies",
+        ),
+        (["--task", "embedding", "-m", "m:M"], "headwaiter: --task: 'embedding' has no meaning for 'm:M', a class of"),
+        (["-m", "org/name"], "headwaiter: model 'name' needs a task, such as"),
     ],
 )
 @pytest.mark.parametrize("with_file", [True, False])
@@ -130,8 +162,23 @@ def test_a_flag_that_cannot_be_used_is_named(tmp_path: Path, flags: list[str], l
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("[http]\nprot = 80\n", ["http.prot", "unknown key", "port"]),
-        ('[[models]]\nname = "a"\nmodel = "m:M"\nbatch = 4\n', ["models.0.batch", "unknown key", "max_batch_size"]),
+        ("[http]\nprot = 80\n", ["http: unknown key 'prot' (did you mean 'port'?); known keys here: host, port, "]),
+        ('[[models]]\nname = "a"\nmodel = "m:M"\nbatch = 4\n', ["model 'a': unknown key 'batch'", "'max_batch_size'?"]),
+        ('[[models]]\nname = "a"\nmodel = "m:M"\nx = 1\n', ["model 'a': unknown key 'x'; known", ", device"]),
+        ("[http]\na = 1\nb = 2\n", ["http: unknown keys 'a', 'b'; known keys here: host, "]),
+        ("port = 80\n", ["unknown key 'port' (it belongs into [http])"]),
+        ("task = 'embedding'\n", ["unknown key 'task' (it belongs into [[models]])"]),
+        ("[[model]]\nname = 'a'\n", ["unknown key 'model' (did you mean 'models'?)"]),
+        (
+            '[[models]]\nname = "a"\n[[models]]\nmodel = "x"\n',
+            ["model 'a': the key 'model' is missing", "entry 2: the"],
+        ),
+        ("[http]\nworkers = true\n", ["http.workers must be an integer, at least 1 and at most 256, got true"]),
+        ("[logging]\nlevel = 'warn'\n", ["one of debug, info, warning, error, got 'warn' (did you mean 'warning'?)"]),
+        (
+            '[[models]]\nname = "a"\nmodel = "m:M"\ndevices = ["cpu", "cuda:0", "cpu"]\n',
+            ["model 'a': devices: names 'cpu' 2 times", "with replicas = 4, each of the 2 gets 2 copies"],
+        ),
         ('[[models]]\nname = "a"\nmodel = "m:M"\n[[models]]\nname = "a"\nmodel = "m:N"\n', ["'a'", "unique"]),
         ("[http]\nport = 70000\n", ["http.port", "70000"]),
         ("[http\n", ["not valid TOML"]),
@@ -152,10 +199,10 @@ def test_a_bad_file_is_refused_in_one_line_with_key_value_and_remedy(
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("[http]\nrequest_timeout_s = inf\n", ["http.request_timeout_s", "finite"]),
+        ("[http]\nrequest_timeout_s = inf\n", ["http.request_timeout_s", "got inf"]),
         ("[http]\nrequest_timeout_s = 1e9\n", ["http.request_timeout_s", "86400"]),
-        ("[http]\nrequest_timeout_s = 700\n", ["request_timeout_s = 700", "request_timeout_max_s"]),
-        ("[[models]]\nname = 'm'\nmodel = 'm:M'\nload_timeout_s = inf\n", ["load_timeout_s", "finite"]),
+        ("[http]\nrequest_timeout_s = 700\n", ["http.request_timeout_s: 700", "request_timeout_max_s = 600"]),
+        ("[[models]]\nname = 'm'\nmodel = 'm:M'\nload_timeout_s = inf\n", ["model 'm': load_timeout_s", "got inf"]),
         ("[http]\nbody_bytes_max = 9999999999\n", ["http.body_bytes_max"]),
         ("[models]\nname = 'm'\n", ["[[models]]"]),
         ("http = 5\n", ["http", "table"]),
@@ -163,7 +210,7 @@ def test_a_bad_file_is_refused_in_one_line_with_key_value_and_remedy(
         ("[http]\napi_keys = 'xyzzy'\n", ["http.api_keys", "list"]),
         ("[http]\napi_keys = ['']\n", ["http.api_keys", "key 1 of 1 is empty"]),
         ("[http]\napi_keys = ['a', ' xyzzy']\n", ["http.api_keys", "key 2 of 2"]),
-        ("[http]\napi_keys = ['a', 5]\n", ["http.api_keys.1", "string"]),
+        ("[http]\napi_keys = ['a', 5]\n", ["http.api_keys[1] must be secret text, got a number"]),
     ],
 )
 def test_a_value_that_could_not_work_is_refused_without_showing_a_key(
@@ -188,6 +235,16 @@ def test_a_value_that_could_not_work_is_refused_without_showing_a_key(
         ("HEADWAITER_PYTHON_PATH", "/a:/b", "not JSON"),
         ("HEADWAITER_HTTP", "{", "not JSON"),
         ("HEADWAITER_HTTP", "[1]", "table"),
+        ("HEADWAITER_HTTP", '{"port": null}', "got null"),
+        (
+            "HEADWAITER_MODELS",
+            '[{"name": "a", "model": "m:M", "task": null}]',
+            "model 'a': task must be text, got null",
+        ),
+        ("HEADWAITER_MODELS", "null", "got null"),
+        ("HEADWAITER_HTTP__REQUEST_TIMEOUT_S", "700", "http.request_timeout_s: 700 is longer"),
+        ("HEADWAITER_HTTP__PROT", "80", "did you mean 'HEADWAITER_HTTP__PORT'?"),
+        ("HEADWAITER_WORKERS", "3", "did you mean 'HEADWAITER_HTTP__WORKERS'?"),
         ("HEADWAITER_HTTP", '{"prot": 1}', "known keys here"),
         ("HEADWAITER_MODELS", '[{"name": "m", "model": "m:M", "x": 1}]', "max_batch_size"),
         ("HEADWAITER_RUN_DIR", "", "empty"),
@@ -256,7 +313,30 @@ def test_a_refusal_is_json_too_where_json_is_asked_for(tmp_path: Path, command: 
     [text] = (
         [point["detail"] for point in found if point["outcome"] == "fail"] if command == "check" else [found["error"]]
     )
-    assert "models.0.colour" in text
+    assert "model 'echo': unknown key 'colour'" in text
+
+
+@pytest.mark.parametrize("section", ["http", "server", "logging", "models"])
+def test_every_wrong_value_is_told_in_words_of_our_own(tmp_path: Path, section: str) -> None:
+    """With the key, the value and what is allowed, whatever the key; none of pydantic's own sentences."""
+    sections: dict[str, type[BaseModel]] = {
+        "http": HttpConfig,
+        "server": ServerConfig,
+        "logging": LoggingConfig,
+        "models": ModelConfig,
+    }
+    fields = sections[section].model_fields
+    lines = [f"{key} = 1979-05-27" for key in fields]
+    file = tmp_path / "headwaiter.toml"
+    file.write_text("\n".join([f"[[{section}]]" if section == "models" else f"[{section}]", *lines]))
+    with pytest.raises(ConfigurationError) as caught:
+        Config.load(file)
+    text = str(caught.value)
+    label = "[[models]] entry 1: " if section == "models" else f"{section}."
+    for key in fields:
+        assert f"{label}{key} must be " in text, text
+    assert text.count("got a date") == len(fields)
+    assert not any(words in text for words in ("Input", "Field", "String", "valid", "None"))
 
 
 def test_every_number_has_an_upper_limit() -> None:

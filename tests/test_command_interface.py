@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +13,14 @@ import pytest
 
 import headwaiter as public_face
 from frontend.client import ModelClient
-from model_worker.commands.exits import Exit
+from model_worker.commands.exits import BY_COMMAND, Exit
 from model_worker.runtimes.base import Model
 from shared.errors import InvalidInput
 from shared.version import VERSION
 from tests.command_line import environment, headwaiter
 from tests.topology import ROOT
 
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 COMMANDS = ("serve", "plan", "status", "check", "config")
 
 
@@ -31,8 +35,70 @@ def test_each_command_has_a_help_with_runnable_examples_and_the_exit_codes(tmp_p
     completed = headwaiter(command, "--help", cwd=tmp_path)
     assert completed.returncode == Exit.OK
     assert f"  headwaiter {command}" in completed.stdout
-    for code in Exit:
-        assert f"\n    {code.value} " in completed.stdout, f"exit code {code} is not in the help"
+    listed = completed.stdout.partition("Exit codes:\n")[2].splitlines()
+    # Those that this command can end with, and no others.
+    assert [int(line.split()[0]) for line in listed] == [code.value for code in BY_COMMAND[command]]
+
+
+def test_plan_check_and_config_take_the_command_line_of_serve(tmp_path: Path) -> None:
+    flags = {command: set(FLAG.findall(headwaiter(command, "--help", cwd=tmp_path).stdout)) for command in COMMANDS}
+    assert flags["serve"] <= flags["plan"] == flags["check"] == flags["config"]
+
+
+PROGRAMS: list[tuple[str, ...]] = [
+    *(("-P", "-m", "headwaiter", command) for command in COMMANDS),
+    ("-P", "-m", "model_worker"),
+    ("-P", "-m", "frontend"),
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program[-1])
+def test_a_remedy_names_only_flags_that_the_command_has(tmp_path: Path, program: tuple[str, ...]) -> None:
+    def run(*arguments: str, **variables: str) -> str:
+        completed = subprocess.run(
+            [sys.executable, *program, *arguments],
+            cwd=tmp_path,
+            env=environment({"HEADWAITER_RUN_DIR": str(tmp_path / "run"), **variables}),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return completed.stdout + completed.stderr
+
+    known = set(FLAG.findall(run("--help")))
+    models = '[{"name": "m", "model": "org/name", "device": "cpu"}]'
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = [
+            run(HEADWAITER_MODELS="[]", HEADWAITER_HTTP__PORT=port),
+            run(HEADWAITER_MODELS=models, HEADWAITER_HTTP__PORT=port),
+            run(HEADWAITER_HTTP__HOST="192.0.2.1", HEADWAITER_HTTP__PORT="0"),
+        ]
+    for text in said:
+        assert "Traceback" not in text
+        assert set(FLAG.findall(text)) <= known, text
+
+
+def test_flags_are_named_by_the_command_line_alone() -> None:
+    """What the programs share is said in keys of the configuration; the command line adds the flags that it has."""
+    at_home = {"model_worker/commands/application.py", "model_worker/commands/flags.py", "model_worker/__main__.py"}
+    at_home |= {"frontend/__main__.py"}
+    elsewhere = []
+    for file in (file for folder in ("shared", "frontend", "model_worker") for file in (ROOT / folder).rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        elsewhere += [
+            f"{file.relative_to(ROOT)}:{node.lineno}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents
+            if FLAG.search(node.value) and str(file.relative_to(ROOT)) not in at_home
+        ]
+    # A request for curl, a refusal that knows of the flag, and the text of a page.
+    assert {line.partition(":")[0] for line in elsewhere} <= {
+        "model_worker/commands/addresses.py",
+        "shared/config_refusals.py",
+        "shared/reference.py",
+    }
 
 
 def test_the_overview_names_every_command_in_full_sentences(tmp_path: Path) -> None:
@@ -52,7 +118,9 @@ def test_version(tmp_path: Path) -> None:
     ("arguments", "named"),
     [
         (("serve", "--prot", "80"), "--prot"),
-        (("serve", "--port", "many"), "--port"),
+        (("serve", "--port", "many"), "'--port': 'many' is not a whole number"),
+        (("plan", "--replicas", "1.5", "-m", "m:M"), "'--replicas': '1.5' is not a whole number"),
+        (("plan", "--replicas", "0"), "--model"),
         (("serve", "--task", "embedding"), "--model"),
         (("start",), "start"),
     ],

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
+import shlex
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from model_worker.commands.check import Outcome
 from model_worker.commands.exits import Exit
 from model_worker.commands.plan import core_ranges
 from model_worker.devices import Accelerator, Driver, Inventory
-from tests.command_line import ECHO, document, headwaiter, only_line, write_config
+from tests.command_line import COMMAND, ECHO, document, environment, headwaiter, only_line, write_config
 
 # A machine on which neither the scheduler nor a GPU of the developer's changes what is planned.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -74,8 +78,7 @@ def test_an_unknown_task_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text("{}")
     completed = headwaiter("plan", "--model", "./model", "--task", "text-clasification", cwd=tmp_path)
     assert completed.returncode == Exit.CONFIGURATION
-    assert "'text-clasification'" in only_line(completed.stderr)
-    assert "text-classification" in completed.stderr
+    assert "'text-clasification' is not known (did you mean 'text-classification'?)" in only_line(completed.stderr)
 
 
 def test_no_model_at_all_is_refused_with_the_two_ways_to_name_one(tmp_path: Path) -> None:
@@ -109,6 +112,85 @@ def test_flags_alone_make_a_plan(tmp_path: Path) -> None:
     completed = headwaiter("plan", "--json", "--model", "mine:Mine", "--device", "cpu", "--name", "m", cwd=tmp_path)
     assert completed.returncode == Exit.OK, completed.stderr
     assert [slot["name"] for slot in document(completed)["slots"]] == ["m/0"]
+
+
+def test_a_name_that_is_taken_for_a_hub_id_says_so_with_what_may_be_meant(tmp_path: Path) -> None:
+    write_weights(tmp_path / "sentiment", 10)
+    flags = ("--model", "sentimnet", "--task", "embedding", "--device", "cpu", "--port", "0")
+    said = f"there is no directory {tmp_path}/sentimnet (did you mean './sentiment'?); for a directory, write './sent"
+    planned = headwaiter("plan", *flags, cwd=tmp_path)
+    assert planned.returncode == Exit.OK
+    assert "sentimnet (hub id)" in planned.stdout
+    assert said in planned.stdout
+    [remark] = document(headwaiter("plan", "--json", *flags, cwd=tmp_path))["remarks"]
+    assert said in remark["text"]
+    checked = document(headwaiter("check", "--json", *flags, cwd=tmp_path))
+    [finding] = [finding for finding in checked if finding["point"] == "model sentimnet"]
+    assert finding["outcome"] == "warn"
+    assert said in finding["detail"]
+    for name in ("./sentimnet", "sentimnet/", "a/b/sentimnet", "~/sentimnet"):
+        refused = headwaiter("plan", *("-m", name), *flags[2:], cwd=tmp_path, variables={"HOME": str(tmp_path)})
+        assert refused.returncode == Exit.CONFIGURATION
+        assert "no such file or directory" in only_line(refused.stderr)
+
+
+def test_the_model_server_logs_what_it_was_not_told_for_certain(tmp_path: Path) -> None:
+    (tmp_path / "sentiment").mkdir()
+    models = [{"name": name, "model": name, "task": "embedding", "device": "cpu"} for name in ("sentimnet", "gpt2")]
+    # It gets no further than to a run directory that cannot be made.
+    write_config(tmp_path, *models, top={"run_dir": "/dev/null/run"})
+    command = [sys.executable, "-P", "-m", "model_worker"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(NO_GPU), capture_output=True, text=True, timeout=60)
+    assert done.returncode == Exit.CONFIGURATION
+    [doubtful, plain] = [line for line in done.stderr.splitlines() if "taken for a hub id" in line]
+    assert "warning" in doubtful.lower()
+    assert "did you mean './sentiment'" in doubtful
+    assert "warning" not in plain.lower()
+
+
+def test_more_replicas_than_cores_are_planned_with_a_warning(tmp_path: Path) -> None:
+    write_config(tmp_path, {**ECHO, "replicas": 500}, http={"port": 0})
+    planned = headwaiter("plan", cwd=tmp_path, variables=NO_GPU)
+    assert planned.returncode == Exit.OK
+    assert "! cpu: 500 model processes (echo 500) share" in planned.stdout.splitlines()[-1]
+    checked = document(headwaiter("check", "--json", cwd=tmp_path, variables=NO_GPU))
+    [finding] = [finding for finding in checked if finding["point"] == "plan"]
+    assert finding["outcome"] == "warn"
+    assert "lower replicas to" in finding["detail"]
+
+
+def test_check_judges_the_open_files_that_the_programs_will_have(tmp_path: Path) -> None:
+    """Not the soft limit of the shell: both programs raise it to the hard one."""
+    write_config(tmp_path, ECHO, http={"port": 0})
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    for limits, outcome in (((64, hard), "ok"), ((64, 1000), "warn"), ((64, 100), "fail")):
+        command = f"ulimit -Sn {limits[0]} && ulimit -Hn {limits[1]} && exec {shlex.join(COMMAND)} check --json"
+        checked = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env=environment(NO_GPU), capture_output=True, text=True, timeout=60
+        )
+        [finding] = [finding for finding in document(checked) if finding["point"] == "open files"]
+        assert finding["outcome"] == outcome, finding
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b"])
+def test_an_address_of_another_machine_is_refused_also_with_any_free_port(tmp_path: Path, host: str) -> None:
+    write_config(tmp_path, ECHO, http={"port": 0, "host": host})
+    served = headwaiter("serve", cwd=tmp_path, variables=NO_GPU)
+    assert served.returncode == Exit.CONFIGURATION
+    assert f"http.host = '{host}'" in only_line(served.stderr)
+    checked = document(headwaiter("check", "--json", cwd=tmp_path, variables=NO_GPU))
+    assert [finding["outcome"] for finding in checked if finding["point"] == "port"] == ["fail"]
+
+
+@pytest.mark.parametrize("command", ["plan", "check", "config"])
+def test_output_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, command: str) -> None:
+    write_config(tmp_path, ECHO)
+    with open("/dev/full", "w") as full:
+        completed = subprocess.run(
+            [*COMMAND, command], cwd=tmp_path, env=environment(NO_GPU), stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert completed.returncode == Exit.FAILED
+    assert only_line(completed.stderr) == "headwaiter: standard output cannot be written: No space left on device"
 
 
 def test_core_ranges_are_what_taskset_reads() -> None:
@@ -199,6 +281,7 @@ def test_tables_for_people_are_not_cut_in_a_pipe(tmp_path: Path, arguments: tupl
     completed = headwaiter(*arguments, cwd=tmp_path, variables=NO_GPU)
     assert "a-name-of-some-length-" + "x" * 40 in completed.stdout
     assert "…" not in completed.stdout
+    assert not any(line.endswith(" ") for line in completed.stdout.splitlines())
 
 
 def test_a_terminal_without_unicode_gets_the_same_plan(tmp_path: Path) -> None:

@@ -260,7 +260,8 @@ def test_whoever_is_killed_nothing_stays_behind(victim: str) -> None:
 
 
 def test_if_no_model_can_load_it_ends_with_the_cause_as_its_last_line() -> None:
-    model = {**ECHO, "options": {"load_error": "no such weights"}}
+    # A program that ends within its first two seconds is started again, unless serve is quick to prevent it.
+    model = {**ECHO, "options": {"load_error": "no such weights", "load_seconds": 3.0}}
     with serving(model, server={"load_attempts_max": 1}) as service:
         pids = [service.process.pid]
         assert service.wait_end() == Exit.FAILED
@@ -276,6 +277,39 @@ def test_if_no_model_can_load_it_ends_with_the_cause_as_its_last_line() -> None:
         assert "no such weights" not in service.out
         assert service.left_files() == []
         service.wait_gone(pids)
+
+
+def test_what_waits_when_no_model_can_load_is_told_so_and_delays_no_end() -> None:
+    model = {**ECHO, "options": {"load_error": "no such weights", "load_seconds": 3.0}}
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/models/echo"
+    answers: list[httpx.Response] = []
+
+    def keep_asking() -> None:
+        # Also while and after the model server ends, until the front has stopped to listen.
+        with contextlib.suppress(httpx.TransportError):
+            while True:
+                answers.append(httpx.post(url, json={"inputs": {"do": "echo"}}, timeout=120))
+
+    http = {"port": port, "grace_s": 500, "request_timeout_s": 500}
+    with serving(model, server={"load_attempts_max": 1}, http=http) as service, ThreadPoolExecutor() as pool:
+        wait_for(lambda: knows_model(url, service), "the front has heard of the model")
+        asking = [pool.submit(keep_asking) for _ in range(4)]
+        assert service.wait_end() == Exit.FAILED
+        for asked in asking:
+            asked.result(10)
+    assert len(answers) > len(asking), "some were asked after the first ones were told"
+    assert {(answer.status_code, answer.json()["error_type"]) for answer in answers} == {(503, "model_failed")}
+    assert all("no such weights" in answer.text for answer in answers)
+    assert not any("retry-after" in answer.headers for answer in answers)
+
+
+def knows_model(url: str, service: Serving) -> bool:
+    assert service.process.poll() is None, service.error
+    try:
+        return bool(httpx.get(url).json()["state"] == "loading")
+    except httpx.TransportError:
+        return False
 
 
 def events(log: list[str]) -> list[str]:
@@ -513,7 +547,7 @@ def test_too_few_open_files_are_refused(directory: Path) -> None:
         command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
     assert completed.returncode == Exit.CONFIGURATION
-    assert "ulimit -n" in only_line(completed.stderr)
+    assert "ulimit -Hn" in only_line(completed.stderr)
 
 
 def test_supervisord_asks_for_no_more_open_files_than_the_check_before_it() -> None:

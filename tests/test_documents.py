@@ -11,16 +11,31 @@ import pytest
 from tests.topology import ROOT, Service
 
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "shared/PROTOCOL.md", "tests/README.md")),
-    *(ROOT / "docs").glob("*.md"),
+    *ROOT.glob("*.md"),
+    *(
+        file
+        for folder in ("docs", "shared", "tests", "examples", "benchmarks")
+        for file in (ROOT / folder).rglob("*.md")
+    ),
 ]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_to_files_that_exist(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
-        if "://" not in target:
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+    for target, place in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", document.read_text()):
+        if "://" in target:
+            continue
+        file = document.parent / target if target else document
+        assert file.exists(), f"{document.name} links to {target}"
+        assert file.resolve().is_relative_to(ROOT), f"{document.name} links to {target}, which is not of this project"
+        if place and file.suffix == ".md":
+            assert place in anchors(file), f"{document.name} links to {target}#{place}"
+
+
+def anchors(document: Path) -> set[str]:
+    """What a link may name behind `#`: each heading, as the web shows it, in lower case and with hyphens."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", ["docs/architecture.md", "tests/README.md"])

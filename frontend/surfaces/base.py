@@ -154,7 +154,7 @@ class Exchange:
             ClientGone: nobody waits for the answer; the model server knows.
         """
         call = self.services.client.submit(self.model, inputs, parameters, **self._options())
-        with DisconnectWatch(self._receive, call) as watch:
+        with self._watch(call) as watch:
             try:
                 return await call
             except RequestError:
@@ -171,7 +171,7 @@ class Exchange:
         """
         calls: list[Call] = []
         whole = Calls(calls)
-        with DisconnectWatch(self._receive, whole) as watch:
+        with self._watch(whole) as watch:
             try:
                 for inputs, parameters in questions:
                     calls.append(self.services.client.submit(self.model, inputs, parameters, **self._options()))
@@ -211,7 +211,7 @@ class Exchange:
 
     async def _send_events(self, call: Streamed[Piece, End], events: EventFormat[Piece, End]) -> int:
         status = 200
-        with DisconnectWatch(self._receive, call) as watch:
+        with self._watch(call) as watch:
             try:
                 await call.arrived(KEEP_ALIVE_S)
                 call.raise_if_broken()
@@ -242,6 +242,9 @@ class Exchange:
                 call.abandon()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         return status
+
+    def _watch(self, call: Abandonable) -> DisconnectWatch:
+        return DisconnectWatch(self._receive, call, self.services.client.stop_holding)
 
     async def respond(self, status: int, headers: HeaderList, body: bytes) -> int:
         """Sends the whole response; returns its status."""
@@ -301,11 +304,13 @@ Handler = Callable[[Exchange, bytes], Awaitable[int]]
 
 
 class DisconnectWatch:
-    """While entered: abandons the call as soon as the client closes its connection."""
+    """While entered: abandons the call as soon as the client closes its connection, and calls `on_stop` when the HTTP
+    server begins to stop, if its connection can be watched."""
 
-    def __init__(self, receive: Receive, call: Abandonable) -> None:
+    def __init__(self, receive: Receive, call: Abandonable, on_stop: Callable[[], None]) -> None:
         self._receive = receive
         self._call = call
+        self._on_stop = on_stop
         self._connection = watched_connection(receive)
         self._start_handle: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -313,7 +318,7 @@ class DisconnectWatch:
 
     def __enter__(self) -> Self:
         if self._connection is not None:
-            self._connection.watch(self._client_gone)
+            self._connection.watch(self._client_gone, self._on_stop)
         else:
             self._start_handle = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
         return self

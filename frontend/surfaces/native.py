@@ -151,7 +151,8 @@ def parse_request(body: bytes) -> tuple[object, dict[str, object] | None, bool]:
     unknown = [key for key in request if key not in KEYS]
     if unknown:
         names = ", ".join(repr(key[:60]) for key in unknown[:5])
-        text = f"unknown key {names}: a request has {', '.join(KEYS)}; what a task takes goes into parameters"
+        keys = "unknown key" if len(unknown) == 1 else "unknown keys"
+        text = f"{keys} {names}: a request has {', '.join(KEYS)}; what a task takes goes into parameters"
         raise RequestError(text, code=Code.INVALID_INPUT, detail={"unknown": [key[:60] for key in unknown[:5]]})
     if "inputs" not in request:
         raise RequestError('the request has no inputs: send {"inputs": …}', code=Code.INVALID_INPUT)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from model_worker.broker.events import RequestArrived
 from model_worker.broker.models import Model
-from shared.errors import Code, UnknownModel
+from model_worker.broker.words import duration
+from shared.errors import Code, ModelFailed, UnknownModel
 
 # Until the next model server, or the next replica, may be there: a supervisor restarts within a second, a small model
 # loads within a few.
@@ -45,18 +46,15 @@ def refuse_at_door(
         return Refusal(Code.POISON_INPUT, f"{POISON_MESSAGE}; it is refused for another {seconds} s")
     if event.deadline_s <= now_s:
         return Refusal(
-            Code.DEADLINE_EXCEEDED, f"the deadline had passed {now_s - event.deadline_s:.3g} s before arrival"
+            Code.DEADLINE_EXCEEDED, f"the deadline had passed {duration(now_s - event.deadline_s)} before arrival"
         )
     return _over_limits(model, event) or _too_late(model, event, urgency_s, now_s)
 
 
 def failed(model: Model, now_s: float) -> Refusal:
     """What requests of a failed model are told, new ones and queued ones."""
-    return Refusal(
-        Code.MODEL_FAILED,
-        f"model {model.name!r} has failed: {model.failure_reason}",
-        model.failure_retry_after_s(now_s),
-    )
+    error = ModelFailed(model.name, model.failure_reason)
+    return Refusal(error.code, error.message, model.failure_retry_after_s(now_s))
 
 
 def _over_limits(model: Model, event: RequestArrived) -> Refusal | None:
@@ -95,6 +93,6 @@ def _too_late(model: Model, event: RequestArrived, urgency_s: float, now_s: floa
         return None
     return Refusal(
         Code.OVERLOADED,
-        f"the wait for model {model.name!r} is at least {wait_s:.3g} s, more than the {remaining_s:.3g} s left",
+        f"the wait for model {model.name!r} is at least {duration(wait_s)}, more than the {duration(remaining_s)} left",
         model.retry_after_s,
     )

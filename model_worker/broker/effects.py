@@ -112,10 +112,11 @@ class Log(Order, frozen=True):
 
 
 class StopServer(Order, frozen=True):
-    """Everything has ended: leave the loop with this exit code."""
+    """Everything has ended: leave the loop with this exit code. `hopeless`: because no model can ever be loaded."""
 
     exit_code: int
     reason: str
+    hopeless: bool = False
 
 
 Effect = (

@@ -76,11 +76,11 @@ class Ending:
         """Stops the server if nothing is left of it."""
         if self.drain is not None:
             if self.drain.stopping and not self._keeper.replicas():
-                self._stop(0, "drained")
+                self._stop(StopServer(0, "drained"))
         elif self._keeper.is_hopeless:
             reasons = "; ".join(f"{model.name}: {model.failure_reason}" for model in self._models.values())
-            self._stop(1, f"no model can be loaded: {reasons}")
+            self._stop(StopServer(1, f"no model can be loaded: {reasons}", hopeless=True))
 
-    def _stop(self, exit_code: int, reason: str) -> None:
+    def _stop(self, order: StopServer) -> None:
         self.stopped = True
-        self._effects.append(StopServer(exit_code, reason))
+        self._effects.append(order)

@@ -75,6 +75,7 @@ from model_worker.broker.settings import BrokerSettings
 from model_worker.broker.slots import SlotKeeper, end_of
 from model_worker.broker.suspicion import Suspicion
 from model_worker.broker.timers import Timers
+from model_worker.broker.words import duration
 from shared.errors import Code
 from shared.messages import ModelCounters, ModelState, Phase, SlotName, SlotState
 
@@ -244,7 +245,7 @@ class Broker:
 
     def _deadline_reached(self, request: Request, now_s: float) -> None:
         model = self.models[request.model]
-        waited = f"within {now_s - request.arrived_s:.3g} s"
+        waited = f"within {duration(now_s - request.arrived_s)}"
         if request.state is RequestState.QUEUED and not model.is_loaded:
             message = f"model {model.name!r} did not become ready {waited}: {views.model_state(model).reason}"
             self.ledger.answer(request, Code.MODEL_LOADING, message, LOADING_RETRY_AFTER_S)
@@ -343,7 +344,6 @@ class Broker:
 
     def _end_hung(self, replica: Replica) -> None:
         reason = f"hung: no progress for {self.models[replica.model].settings.batch_timeout_s:g} s"
-        self._log("error", "replica_hung", {"slot": replica.slot, "incarnation": replica.incarnation, "reason": reason})
         self.keeper.kill(replica, "hung", reason, dump_stacks=True)
         self.suspicion.hung(replica, reason)
 

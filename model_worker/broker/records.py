@@ -192,6 +192,8 @@ class Replica:
     # Why it ends, if the broker knows before the exit does; the exit code explains the rest.
     cause: Cause | None = None
     reason: str = ""
+    # What its load is at, in its own words.
+    doing: str = ""
     # What its runtime decided, for `status`.
     choices: dict[str, object] = field(default_factory=dict)
     # Above 0: it batches continuously. Requests join its running batch one by one, while it holds fewer than this.

@@ -125,6 +125,7 @@ class SlotKeeper:
             return  # it is on its way out, and its last words do not change that
         replica.phase = event.phase
         replica.progress = event.progress
+        replica.doing = "" if event.phase in (Phase.FAILED, Phase.READY) else event.detail
         if event.phase is Phase.FAILED:
             self._failing(replica, event.detail or "failed without a reason", event.permanent, now_s)
         elif event.phase is not Phase.READY:
@@ -272,7 +273,8 @@ class SlotKeeper:
         assert replica is not None
         cause = replica.cause or ("crashed" if replica.was_ready else "load_failed")
         reason = end_of(replica, exit_code)
-        fields: dict[str, object] = {"signal": -exit_code} if exit_code < 0 else {"exit_code": exit_code}
+        fields: dict[str, object] = {"cause": cause}
+        fields |= {"signal": -exit_code} if exit_code < 0 else {"exit_code": exit_code}
         if replica.cause is None:
             # One that was known before is in the log already: in the process's own last line, or in that of its kill.
             fields["reason"] = reason

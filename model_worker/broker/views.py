@@ -46,7 +46,7 @@ def slot_state(slot: Slot, now_s: float) -> SlotState:
         pid=replica.pid if replica else 0,
         incarnation=slot.incarnation,
         state=_word(slot),
-        reason=(replica.reason if replica else "") or slot.reason,
+        reason=_reason(slot),
         loads=slot.loads,
         restarts=max(0, slot.incarnation - 1),
         memory_bytes=replica.memory_bytes if replica else 0,
@@ -74,6 +74,14 @@ def _word(slot: Slot) -> str:
     return str(replica.state.value)
 
 
+def _reason(slot: Slot) -> str:
+    """What is to be said of a slot beside its state: why it ended or will, what its load is at, why it ended before."""
+    if slot.replica is None or slot.replica.reason:
+        return slot.reason if slot.replica is None else slot.replica.reason
+    doing = slot.replica.doing
+    return f"{doing} (before: {slot.reason})" if doing and slot.reason else doing or slot.reason
+
+
 def _obstacle(slot: Slot) -> str:
     """Why a slot is not ready, in a few words."""
     if slot.replica is None:
@@ -84,7 +92,7 @@ def _obstacle(slot: Slot) -> str:
 def _doing(replica: Replica) -> str:
     if replica.state is ReplicaState.LOADING:
         progress = f" {replica.progress:.0%}" if replica.progress >= 0 and replica.phase is not Phase.STARTING else ""
-        return replica.phase.value + progress
+        return replica.phase.value + progress + (f", {replica.doing}" if replica.doing else "")
     if replica.silent and replica.state is ReplicaState.READY:
         return "not heard"
     return replica.reason or replica.phase.value

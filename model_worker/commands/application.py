@@ -6,6 +6,7 @@ Owns what can be typed. Each command's work is in the module of its name, import
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json as json_text
 import sys
@@ -15,32 +16,29 @@ from typing import Annotated
 
 import typer
 
-from model_worker.commands.exits import Exit
-from model_worker.commands.flags import Flags
+from model_worker.commands.exits import Exit, help_of
+from model_worker.commands.flags import Flags, told
 from shared.errors import ConfigurationError
 from shared.version import VERSION
-
-EXIT_CODES = """\
-\b
-Exit codes:
-  0   done; for serve: stopped as asked, everything has ended in order
-  1   serve: the service ended by itself, or had to be ended at once
-  2   the command line cannot be understood
-  69  status: no model server answers
-  75  status: a model is not ready
-  78  the configuration, or this machine, does not allow it; nothing was started
-"""
 
 application = typer.Typer(
     name="headwaiter",
     help="Serves transformers models over HTTP: thin web workers in front, one model process per device slot behind.",
-    epilog=EXIT_CODES,
+    epilog="What the exit codes of a command mean, its own --help says.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
 
 ConfigOption = Annotated[
     Path | None,
@@ -67,7 +65,17 @@ DeviceOption = Annotated[
     typer.Option("--device", "-d", metavar="DEVICE", help="Where --model runs: auto, cpu, cuda:N … May be repeated."),
 ]
 ReplicasOption = Annotated[
-    int | None, typer.Option("--replicas", metavar="N", help="Processes for --model; one per device if left out.")
+    int | None,
+    typer.Option(
+        "--replicas", parser=_whole_number, metavar="N", help="Processes for --model; one per device if left out."
+    ),
+]
+HostOption = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Listen at this address.")]
+PortOption = Annotated[
+    int | None, typer.Option("--port", parser=_whole_number, metavar="PORT", help="Listen at this port.")
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", parser=_whole_number, metavar="N", help="Number of web workers.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -79,7 +87,7 @@ def headwaiter(version: Annotated[bool, typer.Option("--version", help="Print th
         raise typer.Exit(Exit.OK)
 
 
-@application.command(epilog=EXIT_CODES)
+@application.command(epilog=help_of("serve"))
 def serve(
     config: ConfigOption = None,
     model: ModelOption = None,
@@ -87,9 +95,9 @@ def serve(
     name: NameOption = None,
     device: DeviceOption = None,
     replicas: ReplicasOption = None,
-    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Listen at this address.")] = None,
-    port: Annotated[int | None, typer.Option(metavar="PORT", help="Listen at this port.")] = None,
-    workers: Annotated[int | None, typer.Option(metavar="N", help="Number of web workers.")] = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Run the service in the foreground, until Ctrl-C.
 
@@ -104,11 +112,11 @@ def serve(
     """
     from model_worker.commands.serve import run_serve
 
-    flags = _flags(config, model, task, name, device, replicas, host, port, workers)
-    raise typer.Exit(run_serve(flags))
+    with _refusals():
+        raise typer.Exit(run_serve(_flags(config, model, task, name, device, replicas, host, port, workers)))
 
 
-@application.command(epilog=EXIT_CODES)
+@application.command(epilog=help_of("plan"))
 def plan(
     config: ConfigOption = None,
     model: ModelOption = None,
@@ -116,6 +124,9 @@ def plan(
     name: NameOption = None,
     device: DeviceOption = None,
     replicas: ReplicasOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    workers: WorkersOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show which process would run where, before any does.
@@ -128,11 +139,12 @@ def plan(
     """
     from model_worker.commands.plan import run_plan
 
-    with _refusal_in(json):
-        raise typer.Exit(run_plan(_flags(config, model, task, name, device, replicas), json))
+    flags = _flags(config, model, task, name, device, replicas, host, port, workers)
+    with _refusals(json):
+        raise typer.Exit(run_plan(flags, json))
 
 
-@application.command(epilog=EXIT_CODES)
+@application.command(epilog=help_of("status"))
 def status(config: ConfigOption = None, json: JsonOption = False) -> None:
     """Show what runs, slot by slot, beside the plan.
 
@@ -146,11 +158,11 @@ def status(config: ConfigOption = None, json: JsonOption = False) -> None:
     """
     from model_worker.commands.status import run_status
 
-    with _refusal_in(json):
+    with _refusals(json, has_flags=False):
         raise typer.Exit(run_status(Flags(config=config), json))
 
 
-@application.command(epilog=EXIT_CODES)
+@application.command(epilog=help_of("check"))
 def check(
     config: ConfigOption = None,
     model: ModelOption = None,
@@ -158,6 +170,9 @@ def check(
     name: NameOption = None,
     device: DeviceOption = None,
     replicas: ReplicasOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    workers: WorkersOption = None,
     json: JsonOption = False,
 ) -> None:
     """Diagnose this machine and the configuration, point by point.
@@ -170,10 +185,10 @@ def check(
     """
     from model_worker.commands.check import run_check
 
-    raise typer.Exit(run_check(_flags(config, model, task, name, device, replicas), json))
+    raise typer.Exit(run_check(_flags(config, model, task, name, device, replicas, host, port, workers), json))
 
 
-@application.command(epilog=EXIT_CODES)
+@application.command(epilog=help_of("config"))
 def config(
     config: ConfigOption = None,
     model: ModelOption = None,
@@ -181,6 +196,9 @@ def config(
     name: NameOption = None,
     device: DeviceOption = None,
     replicas: ReplicasOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    workers: WorkersOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print the configuration in force, with its origins.
@@ -195,8 +213,9 @@ def config(
     """
     from model_worker.commands.config import run_config
 
-    with _refusal_in(json):
-        raise typer.Exit(run_config(_flags(config, model, task, name, device, replicas), json))
+    flags = _flags(config, model, task, name, device, replicas, host, port, workers)
+    with _refusals(json):
+        raise typer.Exit(run_config(flags, json))
 
 
 def _flags(
@@ -206,26 +225,28 @@ def _flags(
     name: str | None,
     devices: list[str] | None,
     replicas: int | None,
-    host: str | None = None,
-    port: int | None = None,
-    workers: int | None = None,
+    host: str | None,
+    port: int | None,
+    workers: int | None,
 ) -> Flags:
     described = {"--task": task, "--name": name, "--device": devices, "--replicas": replicas}
     for flag, value in described.items():
-        if model is None and value:
+        if model is None and value not in (None, []):
             raise typer.BadParameter(f"{flag} says more about --model: give that too, or use a configuration file")
     return Flags(config, model, task, name, tuple(devices or ()), replicas, host, port, workers)
 
 
 @contextlib.contextmanager
-def _refusal_in(json: bool) -> Iterator[None]:
-    """With `--json`, standard output is a document even if the configuration is refused."""
+def _refusals(json: bool = False, has_flags: bool = True) -> Iterator[None]:
+    """Words a refusal for this command line; with `--json`, standard output is a document then as well."""
     try:
         yield
     except ConfigurationError as error:
+        text = told(error) if has_flags else str(error)
         if json:
-            print(json_text.dumps({"error": str(error)}, indent=2, ensure_ascii=False))
-        raise
+            print(json_text.dumps({"error": text}, indent=2, ensure_ascii=False))
+        print(f"headwaiter: {text}", file=sys.stderr)
+        raise typer.Exit(Exit.CONFIGURATION) from None
 
 
 def run() -> int:
@@ -235,9 +256,11 @@ def run() -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         application(prog_name="headwaiter")
-    except ConfigurationError as error:
-        print(f"headwaiter: {error}", file=sys.stderr)
-        return Exit.CONFIGURATION
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"headwaiter: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return Exit.FAILED
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else Exit.OK
     return Exit.OK

@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -25,9 +24,10 @@ from rich.text import Text
 
 from model_worker.commands import checks
 from model_worker.commands.exits import Exit
-from model_worker.commands.flags import Flags, load_config
-from model_worker.commands.screen import console, counted
+from model_worker.commands.flags import Flags, load_config, told
+from model_worker.commands.screen import console, counted, show
 from model_worker.devices import Driver, Inventory, read_driver, take_inventory
+from model_worker.placement import crowd_words
 from model_worker.preflight import preflight, runtime_spec, with_task
 from model_worker.runtimes import sources
 from model_worker.weights import human_bytes
@@ -65,7 +65,7 @@ def run_check(flags: Flags, as_json: bool) -> Exit:
         table.add_column(overflow="fold")
         for finding in findings:
             table.add_row(Text(finding.outcome, STYLES[finding.outcome]), finding.point, Text(finding.detail))
-        console().print(table)
+        show(console(), table)
     failed = any(finding.outcome is Outcome.FAIL for finding in findings)
     return Exit.CONFIGURATION if failed else Exit.OK
 
@@ -89,14 +89,14 @@ def examine(flags: Flags) -> Iterator[Finding]:
     models = [_model_finding(config, model) for model in config.models]
     yield from models
     if all(finding.outcome is not Outcome.FAIL for finding in models):
-        yield _attempt("plan", partial(_plan, config))
+        yield _plan(config)
 
 
 def _attempt(point: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(point, Outcome.OK, check())
     except ConfigurationError as error:
-        return Finding(point, Outcome.FAIL, str(error))
+        return Finding(point, Outcome.FAIL, told(error))
 
 
 def _python() -> Iterator[Finding]:
@@ -131,9 +131,9 @@ def machine() -> Iterator[Finding]:
 
 
 def _open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if checks.OPEN_FILES_MIN <= soft < checks.OPEN_FILES_FEW:
-        detail = f"{soft}, one per connection is needed: raise it with ulimit -n {min(hard, 65536)} or LimitNOFILE="
+    allowed = checks.open_files_allowed()
+    if checks.OPEN_FILES_MIN <= allowed < checks.OPEN_FILES_FEW:
+        detail = f"{allowed:.0f}, one per connection is needed: raise the hard limit with ulimit -Hn or LimitNOFILE="
         return Finding("open files", Outcome.WARN, detail)
     return _attempt("open files", checks.check_open_files)
 
@@ -181,20 +181,28 @@ def cuda_of_torch() -> tuple[int, int] | Literal["no torch"] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _plan(config: Config) -> str:
-    processes = counted(len(preflight(config).slots), "model process", "model processes")
-    return f"{processes}; headwaiter plan shows each"
+def _plan(config: Config) -> Finding:
+    try:
+        ready = preflight(config)
+    except ConfigurationError as error:
+        return Finding("plan", Outcome.FAIL, told(error))
+    crowd = crowd_words(ready.slots)
+    processes = f"{counted(len(ready.slots), 'model process', 'model processes')}; headwaiter plan shows each"
+    return Finding("plan", Outcome.WARN if crowd else Outcome.OK, f"{processes}; {crowd}" if crowd else processes)
 
 
 def _model_finding(config: Config, model: ModelConfig) -> Finding:
     finding = _attempt(f"model {model.name}", partial(_model, config, model))
     if finding.outcome is Outcome.FAIL and not model.required:
         return replace(finding, outcome=Outcome.WARN, detail=f"will be failed, and is not required: {finding.detail}")
+    spec = runtime_spec(config, model)
+    if finding.outcome is Outcome.OK and sources.is_hub_id(spec.source) and sources.hub_words(spec).is_doubtful:
+        return replace(finding, outcome=Outcome.WARN)
     return finding
 
 
 def _model(config: Config, model: ModelConfig) -> str:
-    spec = runtime_spec(config, with_task(model))
+    spec = runtime_spec(config, with_task(config, model))
     weights_bytes = sources.check(spec)
     facts = [spec.task, *sources.describe(spec)]
     if weights_bytes is not None:

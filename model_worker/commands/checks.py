@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import math
 import os
 import resource
 import socket
@@ -32,31 +33,46 @@ def check_port(config: Config) -> str:
     """Whether the front workers will be able to listen.
 
     Raises:
+        ConfigurationError: see `probe_port`.
+    """
+    host, port = config.http.host, config.http.port
+    probe_port(config)
+    return f"{host}:{port} is free" if port else f"{host}, any free port"
+
+
+def probe_port(config: Config) -> int:
+    """Listens for a moment where the front workers will; returns the port, which for 0 is one that is free now.
+
+    Raises:
         ConfigurationError: the address is taken, not of this machine, or not allowed.
     """
     host, port = config.http.host, config.http.port
-    if port == 0:
-        return f"{host}, any free port"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise ConfigurationError(f"http.host = {host!r}: {error.strerror}: give an address of this machine") from None
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(
+            f"http.host = {host!r}: {_reason(error)}: set http.host to an address of this machine", keys=("host",)
+        ) from None
     with socket.socket(family, kind, protocol) as probe:
         # As the front workers do: an address in TIME_WAIT is free for a server.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
             probe.listen()
+            return int(probe.getsockname()[1])
         except OSError as error:
-            key, remedy = f"http.port = {port}", "choose another with --port or HEADWAITER_HTTP__PORT"
+            key, setting, remedy = "port", f"http.port = {port}", "set http.port to another one"
             if error.errno == errno.EADDRNOTAVAIL:
-                key, remedy = f"http.host = {host!r}", "give an address of this machine, with --host or in the file"
+                key, setting, remedy = "host", f"http.host = {host!r}", "set http.host to an address of this machine"
             raise ConfigurationError(
-                f"{key}: cannot listen on {host}:{port}: {error.strerror}{_holder(port)}: {remedy}"
+                f"{setting}: cannot listen on {host}:{port}: {_reason(error)}{_holder(port)}: {remedy}", keys=(key,)
             ) from None
-    return f"{host}:{port} is free"
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
 def _holder(port: int) -> str:
@@ -90,18 +106,24 @@ def check_run_directory(config: Config) -> str:
 
 
 def check_open_files() -> str:
-    """Whether the processes can open what they need.
+    """Whether the processes can open what they need: both programs raise their limit to the hard one.
 
     Raises:
         ConfigurationError: hardly a connection could be accepted.
     """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < OPEN_FILES_MIN:
+    allowed = open_files_allowed()
+    if allowed < OPEN_FILES_MIN:
         raise ConfigurationError(
-            f"{soft} open files are allowed, too few to start: raise the limit to {OPEN_FILES_FEW} or more with "
-            "ulimit -n or LimitNOFILE="
+            f"{allowed:.0f} open files are allowed, too few to start: raise the hard limit to {OPEN_FILES_FEW} or "
+            "more, with ulimit -Hn or LimitNOFILE="
         )
-    return f"up to {soft}"
+    return "no limit" if math.isinf(allowed) else f"up to {allowed:.0f}"
+
+
+def open_files_allowed() -> float:
+    """How many files a process of ours will be able to open; infinite where there is no limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if hard == resource.RLIM_INFINITY else hard
 
 
 def check_packages(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""What the exit of `headwaiter` says. Follows sysexits.h where that has a word for it; `--help` lists these."""
+"""What the exit of `headwaiter` says, in the words of sysexits.h where it has some; each command's help has its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import IntEnum
 class Exit(IntEnum):
     OK = 0
     FAILED = 1
-    """The service ended although nobody asked for it, or had to be ended at once."""
+    """The service ended although nobody asked for it, or had to be ended at once; or nothing can be written."""
     USAGE = 2
     """The command line cannot be understood."""
     UNAVAILABLE = 69
@@ -17,3 +17,49 @@ class Exit(IntEnum):
     """The model server answers, but a model is not ready."""
     CONFIGURATION = 78
     """The configuration, or the machine it is used on, does not allow it."""
+
+
+_USAGE = {Exit.USAGE: "the command line cannot be understood"}
+_UNWRITTEN = {Exit.FAILED: "what it has to say cannot be written"}
+
+# What each command can end with.
+BY_COMMAND: dict[str, dict[Exit, str]] = {
+    "serve": {
+        Exit.OK: "stopped as asked, everything has ended in order",
+        Exit.FAILED: "the service ended by itself, or had to be ended at once",
+        **_USAGE,
+        Exit.CONFIGURATION: "the configuration, or this machine, does not allow it; nothing was started",
+    },
+    "plan": {
+        Exit.OK: "there is a plan, and it fits",
+        **_UNWRITTEN,
+        **_USAGE,
+        Exit.CONFIGURATION: "there is none, or it does not fit this machine",
+    },
+    "status": {
+        Exit.OK: "every model that /readyz waits for is ready",
+        **_UNWRITTEN,
+        **_USAGE,
+        Exit.UNAVAILABLE: "no model server answers",
+        Exit.NOT_READY: "a model is not ready, or the service is stopping",
+        Exit.CONFIGURATION: "the configuration is refused",
+    },
+    "check": {
+        Exit.OK: "nothing has failed",
+        **_UNWRITTEN,
+        **_USAGE,
+        Exit.CONFIGURATION: "something has: this configuration cannot be served here",
+    },
+    "config": {
+        Exit.OK: "printed",
+        **_UNWRITTEN,
+        **_USAGE,
+        Exit.CONFIGURATION: "the configuration is refused",
+    },
+}
+
+
+def help_of(command: str) -> str:
+    """The exit codes of one command, as the end of its help."""
+    lines = [f"  {code.value:<3} {words}" for code, words in BY_COMMAND[command].items()]
+    return "\b\nExit codes:\n" + "\n".join(lines)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.config import CONFIG_FILE_VARIABLE, ENV_PREFIX, Config
+from shared.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Flags:
         """The same, as environment variables."""
         variables: dict[str, str] = {}
         if self.config is not None:
-            variables[CONFIG_FILE_VARIABLE] = str(self.config.absolute())
+            variables[CONFIG_FILE_VARIABLE] = os.path.abspath(self.config)
         if self.model is not None:
             variables[ENV_PREFIX + "MODELS"] = json.dumps([self._entry(self.model)])
         for key in ("host", "port", "workers"):
@@ -72,6 +73,12 @@ def load_config(flags: Flags) -> Config:
     """
     os.environ.update(flags.variables())
     return Config.load(flags=flags.by_location())
+
+
+def told(error: ConfigurationError) -> str:
+    """The error, with the flags that can be used for its remedy. For commands that take all that `Flags` has."""
+    flags = ", ".join(f"--{key}" for key in error.keys)
+    return f"{error} (as a flag: {flags})" if flags else str(error)
 
 
 def name_of(model: str) -> str:

@@ -15,10 +15,11 @@ from rich.text import Text
 
 from model_worker.commands.exits import Exit
 from model_worker.commands.flags import Flags, load_config
-from model_worker.commands.screen import console
+from model_worker.commands.screen import console, show
 from model_worker.devices import Inventory
 from model_worker.placement import THREAD_VARIABLES, Slot
 from model_worker.preflight import Preflight, check_fit, draft
+from model_worker.runtimes import sources
 from model_worker.units import cuda_units
 from model_worker.weights import human_bytes
 from shared.errors import ConfigurationError
@@ -59,9 +60,11 @@ def run_plan(flags: Flags, as_json: bool) -> Exit:
         print(json.dumps(as_document(drafted, refusal), indent=2, ensure_ascii=False))
     else:
         out = console()
-        out.print(slot_table(drafted))
+        show(out, slot_table(drafted))
         out.print()
-        out.print(device_table(drafted, BAR_ASCII if out.options.ascii_only else BAR))
+        show(out, device_table(drafted, BAR_ASCII if out.options.ascii_only else BAR))
+        for remark in drafted.remarks():
+            out.print(Text(f"! {remark.about}: {remark.text}", "yellow" if remark.is_doubtful else ""))
     if refusal:
         print(f"headwaiter: {refusal}", file=sys.stderr)
         return Exit.CONFIGURATION
@@ -72,6 +75,7 @@ def as_document(drafted: Preflight, refusal: str) -> dict[str, object]:
     return {
         "slots": [asdict(slot) | {"weights_bytes": drafted.weights_bytes[slot.model]} for slot in drafted.slots],
         "devices": [asdict(use) for use in device_uses(drafted)],
+        "remarks": [asdict(remark) for remark in drafted.remarks()],
         "fits": not refusal,
         "refusal": refusal,
     }
@@ -86,7 +90,7 @@ def slot_table(drafted: Preflight) -> Table:
         size = drafted.weights_bytes[slot.model]
         table.add_row(
             slot.name,
-            model.model,
+            f"{model.model} (hub id)" if sources.is_hub_id(model.model) else model.model,
             model.task or "own class",
             device_words(slot),
             core_ranges(slot.cores) or "all",
@@ -151,7 +155,7 @@ def core_ranges(cores: tuple[int, ...]) -> str:
 
 
 def _bar(use: DeviceUse, fraction_max: float, cells: tuple[str, str]) -> Text:
-    if not use.memory_bytes:
+    if not use.memory_bytes or (use.unknown and not use.weights_bytes):
         return Text("")
     fraction = use.weights_bytes / use.memory_bytes
     filled = min(BAR_CELLS, round(fraction * BAR_CELLS))

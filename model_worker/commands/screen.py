@@ -6,11 +6,11 @@ import io
 import sys
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from typing_extensions import Buffer
 
-# A pipe or a file has no width; cutting a table to 80 columns there would lose what it is read for.
-WIDTH_WITHOUT_TERMINAL = 200
+# A pipe or a file has no width: each row of a table is one line there, whatever its length.
+WIDTH_WITHOUT_TERMINAL = 100_000
 
 
 def console(stderr: bool = False) -> Console:
@@ -18,6 +18,16 @@ def console(stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
     return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+
+
+def show(out: Console, renderable: RenderableType) -> None:
+    """Prints it; without the blanks that fill up a table's lines, where they would only be in a reader's way."""
+    if out.is_terminal:
+        out.print(renderable)
+        return
+    with out.capture() as captured:
+        out.print(renderable)
+    out.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
 
 
 def counted(count: int, one: str, several: str) -> str:

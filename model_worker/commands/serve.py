@@ -77,8 +77,7 @@ def _with_definite_port(config: Config) -> Config:
     """Port 0 asks for any free one; it is chosen here, because both programs and the user have to know it."""
     if config.http.port != 0:
         return config
-    with socket.create_server((config.http.host, 0)) as probe:
-        os.environ[f"{ENV_PREFIX}HTTP__PORT"] = str(probe.getsockname()[1])
+    os.environ[f"{ENV_PREFIX}HTTP__PORT"] = str(checks.probe_port(config))
     return Config.load()
 
 

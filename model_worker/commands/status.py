@@ -15,7 +15,7 @@ from rich.text import Text
 from model_worker.commands.exits import Exit
 from model_worker.commands.flags import Flags, load_config
 from model_worker.commands.observer import Unreachable, fetch_snapshot
-from model_worker.commands.screen import console, counted
+from model_worker.commands.screen import console, counted, show
 from model_worker.preflight import draft
 from model_worker.weights import human_bytes
 from shared.config import Config
@@ -47,9 +47,9 @@ def run_status(flags: Flags, as_json: bool) -> Exit:
         out = console()
         out.print(Text(_headline(snapshot)))
         out.print()
-        out.print(slot_table(snapshot))
+        show(out, slot_table(snapshot))
         out.print()
-        out.print(model_table(snapshot))
+        show(out, model_table(snapshot))
         for difference in differences:
             out.print(Text(f"! {difference}", "yellow"))
     return Exit.OK if all_ready(snapshot) else Exit.NOT_READY
@@ -80,10 +80,11 @@ def plan_differences(config: Config, snapshot: Snapshot) -> list[str]:
 
 
 def _headline(snapshot: Snapshot) -> str:
+    clients = f", {counted(snapshot.clients, 'client', 'clients')} in other programs" if snapshot.clients else ""
     draining = ", draining" if snapshot.draining else ""
     return (
         f"model server {snapshot.pid}, version {snapshot.version}, up {duration(snapshot.uptime_s)}, "
-        f"{counted(snapshot.fronts, 'front worker', 'front workers')}{draining}"
+        f"{counted(snapshot.fronts, 'front worker', 'front workers')}{clients}{draining}"
     )
 
 

@@ -5,6 +5,7 @@ Owns the wording; refuses to know what any parameter means. Booleans are not num
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ _SHOWN_LENGTH_MAX = 60
 
 
 def shown(value: object) -> str:
-    """A value as it may stand in an error: short, whatever it is."""
-    text = repr(value)
+    """A value as it may stand in an error: short, whatever it is, and `null`, `true` and `false` as JSON has them."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= _SHOWN_LENGTH_MAX else text[: _SHOWN_LENGTH_MAX - 1] + "…"
 
 

@@ -39,7 +39,11 @@ _LINE_LENGTH_MAX = 400
 _TOKENIZER_LIMIT_MAX = 10**6
 """Tokenizers that know no limit report a huge number (10**30) instead."""
 
+# The library's name for "Token indices sequence length is longer than the specified maximum …".
+_TOO_LONG_WARNING = "sequence-length-is-longer-than-the-specified-maximum"
 
+# In what the hub's library says before it waits, for a second or, later, eight, and asks again.
+_HUB_RETRY = "[Retry "
 _HUB_REFUSALS: dict[int | str, str] = {
     401: "there is no such model, or it is private: set HF_TOKEN to a token that may read it",
     403: "the token in HF_TOKEN may not read this model",
@@ -76,6 +80,8 @@ class Checkpoint:
         with self.one_line_errors("its tokenizer" if has_own_file else "its tokenizer, without a tokenizer.json"):
             tokenizer = AutoTokenizer.from_pretrained(self.source.location, **self._where(subfolder))
             self._refuse_made_up_vocabulary(tokenizer, subfolder)
+        # As if it had been given already: the warning that a text is too long, which whoever sent it is told here.
+        tokenizer.deprecation_warnings[_TOO_LONG_WARNING] = True
         return tokenizer
 
     def load_model(
@@ -212,8 +218,9 @@ class Checkpoint:
         """Turns whatever goes wrong while `part` is loaded into a `LoadError`, and keeps the libraries quiet."""
         try:
             # What is taken from the hub or from its cache on this disk, the libraries do not tell beforehand.
-            self._report_progress(-1.0, f"{'load' if self.source.is_local else 'download or find'} {part}")
-            with quiet_libraries():
+            doing = f"{'load' if self.source.is_local else 'download or find'} {part}"
+            self._report_progress(-1.0, doing)
+            with quiet_libraries(lambda: self._report_progress(-1.0, f"{doing}: waiting to ask the hub again")):
                 yield
         except LoadError:
             raise
@@ -247,10 +254,17 @@ class Checkpoint:
             said = "gated" if isinstance(refusal, hub_errors.GatedRepoError) else status
             meaning = _HUB_REFUSALS.get(said, "try again later")
             raise LoadError(
-                f"{where}: the hub answers {status}: {meaning}", permanent=said in _PERMANENT_HUB_REFUSALS
+                f"{where}: the hub answers {status}: {meaning}{self._why_from_hub()}",
+                permanent=said in _PERMANENT_HUB_REFUSALS,
             ) from error
         permanent = self.source.is_local and isinstance(error, (OSError, ValueError, KeyError, TypeError))
-        raise LoadError(f"{where}: {type(error).__name__}: {text}", permanent=permanent) from error
+        raise LoadError(
+            f"{where}: {type(error).__name__}: {text}{self._why_from_hub()}", permanent=permanent
+        ) from error
+
+    def _why_from_hub(self) -> str:
+        """For an error about a hub id, which may be a mistyped directory; empty for anything else."""
+        return "" if self.source.is_local else f"; {sources.hub_words(self.spec).text}"
 
 
 def _hub_refusal(error: BaseException) -> hub_errors.HfHubHTTPError | None:
@@ -355,18 +369,40 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= _LINE_LENGTH_MAX else text[: _LINE_LENGTH_MAX - 1] + "…"
 
 
+class _HubEar(logging.Handler):
+    """Hears what the hub's library says while it loads. That it will try again is passed on, other warnings are not;
+    what is worse goes where all other log lines go."""
+
+    def __init__(self, on_retry: Callable[[], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._on_retry = on_retry
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno > logging.WARNING:
+            logging.getLogger().handle(record)
+        elif _HUB_RETRY in record.getMessage():
+            self._on_retry()
+
+
+def _ignore_retry() -> None:
+    """For whoever does not want to know."""
+
+
 @contextmanager
-def quiet_libraries() -> Iterator[None]:
+def quiet_libraries(on_hub_retry: Callable[[], None] = _ignore_retry) -> Iterator[None]:
     """No progress bars, no load reports; from now on the libraries' messages go where all other log lines go.
 
-    What they warn of meanwhile is not for the operator: a retry that helps is no news, and one that does not help ends
-    in the error that tells the cause.
+    What they warn of meanwhile is not for the log: a retry that helps is no news, and one that does not help ends in
+    the error that tells the cause. But retries take half a minute, so `on_hub_retry` is called for each.
     """
     disable_progress_bars()
     hub_logger = logging.getLogger("huggingface_hub")
-    hub_logger.handlers.clear()
+    # Of a caller that loads a part of a part; the library's own are not put back.
+    outer_ears = [handler for handler in hub_logger.handlers if isinstance(handler, _HubEar)]
+    hub_logger.handlers[:] = [_HubEar(on_hub_retry)]
     hub_level = hub_logger.level
-    hub_logger.setLevel(logging.ERROR)
+    hub_logger.setLevel(logging.WARNING)
+    hub_logger.propagate = False
     draws_bar = tqdm.std.tqdm.__init__
     tqdm.std.tqdm.__init__ = functools.partialmethod(draws_bar, disable=True)
     transformers_logging.disable_default_handler()
@@ -377,7 +413,9 @@ def quiet_libraries() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(before)
+        hub_logger.handlers[:] = outer_ears
         hub_logger.setLevel(hub_level)
+        hub_logger.propagate = not outer_ears
         tqdm.std.tqdm.__init__ = draws_bar
 
 

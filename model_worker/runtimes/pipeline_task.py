@@ -388,7 +388,9 @@ def _check_texts(inputs: Any, task: str, arguments: dict[str, Any]) -> None:
             _check_pair(where, value)
         elif not isinstance(value, str):
             wanted = 'a string, or an object {"text", "text_pair"}' if task == "text-classification" else "a string"
-            raise InvalidInput(f"{where} must be {wanted}, or a list of them, got {checks.shown(value)}")
+            # A list in the list is none.
+            also = "" if isinstance(inputs, list) else ", or a list of them"
+            raise InvalidInput(f"{where} must be {wanted}{also}, got {checks.shown(value)}")
 
 
 def _check_words(inputs: Any) -> None:

@@ -89,8 +89,7 @@ def encode(tokenizer: Any, pair: Pair) -> EncodedPair:
     question_first = tokenizer.padding_side == "right"
     texts = (pair.question, pair.context) if question_first else (pair.context, pair.question)
     with loading.refuse_panics():
-        # `verbose` warns of texts longer than the model reads, which these may be.
-        encoding = tokenizer(*texts, verbose=False)[0]
+        encoding = tokenizer(*texts)[0]
     sequences = np.array([-1 if each is None else each for each in encoding.sequence_ids])
     words = np.array([-1 if each is None else each for each in encoding.word_ids], dtype=np.int64)
     in_context = sequences == (1 if question_first else 0)

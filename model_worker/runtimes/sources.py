@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Literal
 
 from model_worker import weights
-from model_worker.runtimes import tasks
+from model_worker.runtimes import nearby, tasks
 from model_worker.specs import RuntimeSpec
 from shared.errors import ConfigurationError
+from shared.suggestions import did_you_mean
 
 _PACKAGE_PREFIX = "package:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
@@ -64,6 +65,10 @@ def resolve(source: str) -> Source:
         return _resolve_path(Path(source), source)
     if source.startswith(_PACKAGE_PREFIX):
         return _resolve_path(_find_in_package(source), source)
+    if "://" in source:
+        raise ConfigurationError(
+            f"model = {source!r} is a web address: name a directory, or a hub's model by its id, such as 'org/name'"
+        )
     module, colon, attribute = source.partition(":")
     if colon:
         if "/" in module or not all(part.isidentifier() for part in (*module.split("."), attribute)):
@@ -71,7 +76,7 @@ def resolve(source: str) -> Source:
                 f"model = {source!r} is neither a class (my_module:MyModel) nor files of a package (package:name/path)"
             )
         return Source("class", module, attribute=attribute)
-    if not _HUB_ID.fullmatch(source):
+    if not is_hub_id(source):
         raise ConfigurationError(f"model = {source!r} is neither a path nor a hub id such as 'org/name'")
     return Source("hub", source)
 
@@ -106,7 +111,7 @@ def describe(spec: RuntimeSpec) -> list[str]:
     """
     source = resolve(spec.source)
     if source.kind == "hub":
-        return ["a hub id: its files are looked at when the model process loads them"]
+        return [hub_words(spec).text, "its files are looked at when the model process loads them"]
     if source.kind == "class":
         return [f"a class of your own, in {find_module_file(source.location, [*sys.path, *spec.python_path])}"]
     if source.kind == "gguf":
@@ -119,15 +124,40 @@ def describe(spec: RuntimeSpec) -> list[str]:
     return [fact for fact in facts if fact]
 
 
-def detect_task(source: str) -> str:
-    """The task that the weights at `source` are made for, told without loading them.
+def is_hub_id(source: str) -> bool:
+    """Whether it has the form of one, and of nothing else."""
+    return not os.path.isabs(source) and _HUB_ID.fullmatch(source) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """How a name that may be two things was read, in words."""
+
+    text: str
+    is_doubtful: bool
+    """Whether something on this machine has nearly the same name."""
+
+
+def hub_words(spec: RuntimeSpec) -> Understood:
+    """Why the source of `spec`, a hub id, is one: there is no directory of that name; perhaps one that is nearly so."""
+    start = Path(spec.start).absolute()
+    guess = nearby.did_you_mean(start / spec.source, start)
+    text = (
+        f"{spec.source!r} is taken for a hub id: there is no directory {start / spec.source}{guess}; for a directory, "
+        f"write './{spec.source}'"
+    )
+    return Understood(text, is_doubtful=bool(guess))
+
+
+def detect_task(spec: RuntimeSpec) -> str:
+    """The task that the weights of `spec` are made for, told without loading them.
 
     Raises:
         ConfigurationError: there are no such weights, or they may serve no task or several; says which.
     """
-    found = resolve(source)
+    found = resolve(spec.source)
     if found.kind == "hub":
-        raise ConfigurationError(f"it can be told only from files on this machine, and {source!r} is a hub id")
+        raise _unclear_task(spec, f"it can be told only from files on this machine, and {hub_words(spec).text}")
     if found.kind == "gguf":
         fitting = sorted(tasks.GGUF_TASKS)
         held = "a .gguf file"
@@ -139,8 +169,14 @@ def detect_task(source: str) -> str:
         held = ", ".join(architectures) or "weights of no named architecture"
     if len(fitting) != 1:
         outcome = f"serves several: {', '.join(fitting)}" if fitting else "serves no task by itself"
-        raise ConfigurationError(f"{source} holds {held}, which {outcome}")
+        raise _unclear_task(spec, f"{spec.source} holds {held}, which {outcome}")
     return fitting[0]
+
+
+def _unclear_task(spec: RuntimeSpec, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f'model {spec.name!r} needs a task, such as task = "text-classification": {why}', keys=("task",)
+    )
 
 
 def find_module_file(module: str, search_path: Sequence[str]) -> Path | None:
@@ -176,7 +212,7 @@ def _find_hooked(top_level_name: str) -> importlib.machinery.ModuleSpec | None:
 
 def _resolve_path(path: Path, source: str) -> Source:
     if not path.exists():
-        raise ConfigurationError(f"model = {source!r}: no such file or directory")
+        raise ConfigurationError(f"model = {source!r}: no such file or directory{nearby.did_you_mean(path)}")
     if path.is_dir():
         return Source("directory", str(path.absolute()))
     if path.suffix == ".gguf":
@@ -205,8 +241,9 @@ def _check_class(source: Source, python_path: Sequence[str]) -> None:
     file = find_module_file(source.location, [*sys.path, *python_path])
     if file is None:
         searched = ", ".join(python_path) or "the installed packages"
+        guess = did_you_mean(source.location, _modules_in(python_path))
         raise ConfigurationError(
-            f"no module {source.location!r} for the model class {source.attribute!r}: looked in {searched}; "
+            f"no module {source.location!r}{guess} for the model class {source.attribute!r}: looked in {searched}; "
             f"python_path names the directories of your own classes{taken_name(source.location)}"
         )
     if file.suffix != ".py":
@@ -217,7 +254,14 @@ def _check_class(source: Source, python_path: Sequence[str]) -> None:
         raise ConfigurationError(f"{file}: not valid Python: {error}") from None
     names = _names_bound_at_top_level(tree)
     if names is not None and source.attribute not in names:
-        raise ConfigurationError(f"{file} defines no {source.attribute!r}: model = 'module:Class' names a class in it")
+        guess = did_you_mean(str(source.attribute), names)
+        raise ConfigurationError(
+            f"{file} defines no {source.attribute!r}{guess}: model = 'module:Class' names a class in it"
+        )
+
+
+def _modules_in(python_path: Sequence[str]) -> list[str]:
+    return [file.stem for entry in python_path for file in sorted(Path(entry).glob("*.py"))]
 
 
 def _names_bound_at_top_level(tree: ast.Module) -> set[str] | None:
@@ -252,6 +296,9 @@ def _check_directory(directory: Path, task: str) -> None:
     if not any(True for pattern in _WEIGHT_PATTERNS for _ in directory.glob(pattern)):
         raise ConfigurationError(f"{directory}: no weights there (*.safetensors or *.bin)")
     tasks.check_architectures(str(directory), task, architectures)
+    if tasks.canonical(task) == tasks.QUESTION_ANSWERING:
+        rows = weights.rows_of(directory, tasks.ANSWER_HEAD)
+        tasks.check_answer_head(str(directory), architectures, _label_count(directory) if rows is None else rows)
 
 
 def _transformer_directory(directory: Path) -> Path:
@@ -265,6 +312,15 @@ def _architectures(directory: Path) -> list[str]:
     """Those that the directory's config.json names; most often one."""
     architectures = _config(directory).get("architectures")
     return [str(name) for name in architectures] if isinstance(architectures, list) else []
+
+
+def _label_count(directory: Path) -> int | None:
+    """How many labels the directory's config.json says the head has; None if it says nothing."""
+    config = _config(directory)
+    labels, count = config.get("id2label"), config.get("num_labels")
+    if isinstance(labels, dict):
+        return len(labels)
+    return count if isinstance(count, int) else None
 
 
 def _brings_code(directory: Path) -> bool:

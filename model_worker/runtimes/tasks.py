@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.errors import ConfigurationError
+from shared.suggestions import did_you_mean
 
 EMBEDDING = "embedding"
 QUESTION_ANSWERING = "question-answering"
@@ -70,6 +71,14 @@ _KNOWN_ENDINGS = frozenset(ending for endings in _ARCHITECTURE_ENDINGS.values() 
     "ForMultipleChoice",
     "ForNextSentencePrediction",
 }
+# The weights of a question answering head in most models: a row for where the answer starts, and one for where it ends.
+ANSWER_HEAD = "qa_outputs.weight"
+_ANSWER_ROWS = 2
+# Heads of another kind, whose size has nothing to do with the number of labels.
+_OTHER_ANSWER_HEADS = frozenset(
+    {"FlaubertForQuestionAnswering", "SplinterForQuestionAnswering", "XLMForQuestionAnswering"}
+    | {"XLNetForQuestionAnswering"}
+)
 # Tasks that use the body of a text model and ignore its head, whatever that is.
 _HEADLESS_TASKS = (EMBEDDING, "feature-extraction")
 
@@ -90,7 +99,10 @@ def check_known(task: str) -> None:
         ConfigurationError: `task` is none of `known_tasks()`.
     """
     if task not in known_tasks():
-        raise ConfigurationError(f"task = {task!r} is not known; known tasks: {', '.join(known_tasks())}")
+        raise ConfigurationError(
+            f"task = {task!r} is not known{did_you_mean(task, known_tasks())}; known tasks: {', '.join(known_tasks())}",
+            keys=("task",),
+        )
 
 
 def check_architectures(where: str, task: str, architectures: Sequence[str]) -> None:
@@ -106,6 +118,21 @@ def check_architectures(where: str, task: str, architectures: Sequence[str]) -> 
     raise ConfigurationError(
         f"wrong task for the weights: {where} holds {', '.join(architectures)}, which task = {task!r} cannot use; "
         f"tasks that fit: {', '.join([*made_for(architectures), *_HEADLESS_TASKS])}"
+    )
+
+
+def check_answer_head(where: str, architectures: Sequence[str], rows: int | None) -> None:
+    """`rows` is the size of the head, or the number of labels; None: not known.
+
+    Raises:
+        ConfigurationError: it cannot be the head that question answering needs.
+    """
+    if rows in (None, _ANSWER_ROWS) or not _OTHER_ANSWER_HEADS.isdisjoint(architectures):
+        return
+    raise ConfigurationError(
+        f"wrong task for the weights: {where} has a head of {rows} labels (id2label or num_labels in its config.json), "
+        f"and task = {QUESTION_ANSWERING!r} needs {_ANSWER_ROWS}, for the start and the end of an answer: use weights "
+        "that were trained for question answering"
     )
 
 

@@ -112,7 +112,12 @@ def test_hub_that_wants_no_more_or_is_not_there_is_told_apart(tmp_path: Path, en
         code = (
             "import time; time.sleep = lambda seconds: None\n"
             "from model_worker.runtimes.registry import build; from model_worker.specs import RuntimeSpec\n"
-            "build(RuntimeSpec('m', 'org/busy', 'text-classification')).load('cpu')"
+            "model = build(RuntimeSpec('m', 'org/busy', 'text-classification'))\n"
+            "model.report_progress = lambda fraction, text: print(text)\n"
+            "model.load('cpu')"
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True)
     assert words in done.stderr.splitlines()[-1]
+    first, *later = done.stdout.splitlines()
+    assert first == "download or find its configuration"
+    assert f"{first}: waiting to ask the hub again" in later, "the half minute is not spent in silence"

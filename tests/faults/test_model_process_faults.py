@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -114,7 +115,13 @@ def test_hung_forward_is_ended_with_504_and_the_slot_filled_again(journal: Path,
         assert (hung.status_code, hung.json()["error_type"]) == (504, "deadline_exceeded")
         wait_for(lambda: not alive(pid), "the hung process is gone")
         assert service.ask("m", {"do": "echo", "value": 1}).json() == 1
-        assert "obedient_model.py" in service.log("server.log"), "the stacks of the hung process are in the log"
+        log = service.log("server.log")
+        assert "obedient_model.py" in log, "the stacks of the hung process are in the log"
+        # One story: it was killed because it hung, and so it ended.
+        assert re.findall(r"(WARNING|ERROR) model_worker (\w+) slot=m/0 incarnation=1 .*hung", log) == [
+            ("ERROR", "replica_killed"),
+            ("ERROR", "replica_exited"),
+        ]
 
 
 def test_stopped_process_is_not_ready_until_it_goes_on(journal: Path) -> None:

@@ -21,7 +21,7 @@ import uvloop
 from frontend.client import ModelClient
 from shared.config import Config
 from shared.errors import Code, RequestError, UsageError
-from shared.messages import Cancel, FrontHello, FrontPulse, Kind, Reply, ReplyHeader, RequestId, Submit
+from shared.messages import Cancel, FrontHello, FrontPulse, Kind, Reply, ReplyHeader, RequestId, ServerPulse, Submit
 from shared.values import pack
 from shared.wire import encode
 from tests.stub_broker import Answer, Behaviour, Fail, Piece, Raw, Request, Step, StubBroker, echo, model_state, silent
@@ -362,6 +362,46 @@ def test_server_that_never_comes_ends_the_wait_at_the_deadline(run_dir: Path) ->
         assert error.code is Code.SERVER_UNAVAILABLE
         assert error.retry_after_s
         assert (await failure(client.inspect())).code is Code.SERVER_UNAVAILABLE
+
+    run(work, run_dir)
+
+
+def test_what_waits_for_a_server_that_gives_up_is_told_the_cause_and_so_is_what_comes_later(run_dir: Path) -> None:
+    states = (model_state("echo", state="failed", reason="echo/0: no such weights", replicas_ready=0),)
+
+    async def work(client: ModelClient) -> None:
+        with StubBroker(run_dir, models=states, behave=silent) as server:
+            waiting = asyncio.create_task(failure(client.predict("echo", 1, timeout_s=600)))
+            await until(lambda: server.requests, "the server has it")
+            server.tell_all(*encode(ServerPulse(server.epoch, False, states, hopeless=True)))
+            error = await waiting
+            told = (Code.MODEL_FAILED, "model 'echo' has failed: echo/0: no such weights", None)
+            assert (error.code, error.message, error.retry_after_s) == told
+            server.pulses = False
+        # There is no server now, and none is waited for, until there is one.
+        error = await failure(client.predict("echo", 2, timeout_s=600))
+        assert (error.code, error.message, error.retry_after_s) == told
+        assert client.pending_count() == 0
+        with StubBroker(run_dir):
+            await until(lambda: client.ready("echo"), "the next server is known")
+            assert await client.predict("echo", 3)
+
+    run(work, run_dir)
+
+
+def test_client_that_holds_no_longer_ends_what_waits_for_nobody_and_finishes_the_rest(run_dir: Path) -> None:
+    async def work(client: ModelClient) -> None:
+        with StubBroker(run_dir, behave=steps(Answer(1.0, value="late"))) as server:
+            waiting = asyncio.create_task(client.predict("echo", 1, timeout_s=600))
+            await until(lambda: server.requests, "the server has it")
+            client.stop_holding()
+            client.stop_holding()
+            assert await waiting == "late"
+            server.behave = silent
+            failing = asyncio.create_task(failure(client.predict("echo", 2, timeout_s=600)))
+            await until(lambda: len(server.requests) == 2, "the server has the second one, too")
+        assert (await failing).code is Code.SERVER_UNAVAILABLE
+        assert (await failure(client.predict("echo", 3, timeout_s=600))).code is Code.SERVER_UNAVAILABLE
 
     run(work, run_dir)
 

@@ -37,6 +37,12 @@ def environment(service: Service) -> dict[str, str]:
     return os.environ | {"HEADWAITER_CONFIG": str(service.config_file), "PYTHONPATH": str(ROOT)}
 
 
+def counts(service: Service) -> tuple[int, int]:
+    """Front workers, and clients in other programs."""
+    status = service.status()
+    return status["fronts"], status["clients"]
+
+
 def test_example_application_answers_from_each_of_its_workers(service: Service) -> None:
     with tempfile.TemporaryDirectory(prefix="hw-") as directory, httpx.Client(timeout=30) as http:
         Path(directory, "app.py").write_text(example("app.py"))
@@ -52,7 +58,8 @@ def test_example_application_answers_from_each_of_its_workers(service: Service) 
             def ask(path: str, inputs: object) -> httpx.Response:
                 return http.post(url + path, json={"inputs": inputs}, headers={"Connection": "close"})
 
-            wait_for(lambda: service.status()["fronts"] == 1 + 4, "each has a client of its own")
+            # They are told apart from our front's worker.
+            wait_for(lambda: counts(service) == (1, 4), "each has a client of its own")
             for number in range(40):
                 assert ask("/ask/obedient", {"do": "echo", "value": number}).json() == number
             refused = ask("/ask/obedient", "no such thing")

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -84,8 +85,8 @@ def test_port_in_use_is_one_clear_line_and_nothing_that_a_restart_mends() -> Non
     ("flags", "text"),
     [
         (["--config", "/nowhere/headwaiter.toml"], "/nowhere/headwaiter.toml"),
-        (["--workers", "0"], "http.workers"),
-        (["--port", "70000"], "http.port"),
+        (["--workers", "0"], "--workers"),
+        (["--port", "70000"], "--port"),
     ],
 )
 def test_configuration_that_cannot_be_used_is_one_clear_line(flags: list[str], text: str) -> None:
@@ -151,7 +152,7 @@ def test_bare_uvicorn_refuses_a_bad_configuration_and_stops() -> None:
         front.config_file.write_text("[http]\nprot = 1\n")
         process = front.spawn([sys.executable, "-m", "uvicorn", "frontend.app:app", "--port", "0"])
         assert process.wait(20) == 3
-        assert "http.prot" in front.log()
+        assert "'prot'" in front.log()
         assert "Traceback" not in front.log()
 
 
@@ -385,6 +386,29 @@ def test_stop_whose_grace_is_over_answers_what_is_left() -> None:
         assert front.wait() == ExitCode.OK
         wait_for(lambda: len(broker.cancelled) == 2, "the server is told")
         assert "Traceback" not in front.log()
+
+
+def test_stop_does_not_wait_for_a_model_server_that_is_not_there() -> None:
+    with Front(grace_s=600, request_timeout_s=500) as front:
+        with front.connect() as waiting:
+            waiting.sendall(raw_request("/models/echo", b'{"inputs": 1}'))
+            wait_for(lambda: "headwaiter_inflight_requests 1.0" in front.get("/metrics").text, "it is held")
+            front.signal(signal.SIGTERM)
+            status, headers, body = read_response(waiting)
+            assert (status, json.loads(body)["error_type"]) == (503, "server_unavailable")
+            assert "retry-after" in headers
+        assert front.wait() == ExitCode.OK
+
+
+def test_port_that_is_none_is_refused_under_the_name_of_the_flag_and_leaves_nothing() -> None:
+    with tempfile.TemporaryDirectory(prefix="hw-") as directory, socket.create_server(("127.0.0.1", 0)) as taken:
+        variables = os.environ | {"HEADWAITER_RUN_DIR": f"{directory}/made/run"}
+        for port, words in (("99999", "--port must be"), (str(taken.getsockname()[1]), "cannot listen on")):
+            command = [sys.executable, "-P", "-m", "frontend", "--host", "127.0.0.1", "--port", port]
+            done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+            assert done.returncode == ExitCode.CONFIGURATION
+            assert words in done.stderr
+            assert os.listdir(directory) == []
 
 
 def test_hangup_replaces_every_worker_and_loses_no_request() -> None:

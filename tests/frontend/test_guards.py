@@ -13,12 +13,21 @@ from frontend.guards import BodyReader, ClientGone, KeyRing
 from shared.errors import Code, RequestError
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [(None, 60.0), (b"2.5", 2.5), (b"1e3", 600.0), (b"inf", 600.0), (b" 3 ", 3.0)]
-)
-def test_timeout_is_taken_and_capped(text: bytes | None, seconds: float) -> None:
+@pytest.mark.parametrize(("text", "seconds"), [(None, 60.0), (b"2.5", 2.5), (b"600", 600.0), (b" 3 ", 3.0)])
+def test_timeout_is_taken_as_it_is(text: bytes | None, seconds: float) -> None:
     headers = {} if text is None else {b"x-request-timeout": text}
     assert guards.request_timeout_s(headers, 60.0, 600.0) == seconds
+
+
+@pytest.mark.parametrize("text", [b"600.1", b"1e3", b"inf"])
+def test_timeout_beyond_the_maximum_is_refused_with_value_and_limit(text: bytes) -> None:
+    with pytest.raises(RequestError, match=rf"X-Request-Timeout '{text.decode()}' .* 600 seconds") as refused:
+        guards.request_timeout_s({b"x-request-timeout": text}, 60.0, 600.0)
+    assert (refused.value.code, refused.value.detail) == (Code.INVALID_INPUT, {"request_timeout_max_s": 600.0})
+
+
+def test_request_that_names_no_timeout_gets_no_more_than_the_maximum() -> None:
+    assert guards.request_timeout_s({}, 60.0, 20.0) == 20.0
 
 
 @pytest.mark.parametrize("text", [b"", b"soon", b"0", b"-1", b"nan", b"1,5", b"\xff\x1b[31m"])

@@ -49,6 +49,7 @@ def test_a_running_request_survives_the_death_of_its_process() -> None:
     assert history.last_log("replica_exited").fields == {
         "slot": "qa/0",
         "incarnation": 1,
+        "cause": "crashed",
         "signal": 11,
         "reason": "killed by signal 11",
     }
@@ -222,7 +223,8 @@ def test_a_replica_that_tells_of_a_fault_gets_no_more_work_and_its_batch_runs_al
     assert history.arrive(3) == []  # the replica is idle, but about to exit
     assert history.exit(71) == [SpawnReplica(QA0, 2)]
     # The process has told its reason in its own line of the log.
-    assert history.last_log("replica_exited").fields == {"slot": "qa/0", "incarnation": 1, "exit_code": 71}
+    exited = {"slot": "qa/0", "incarnation": 1, "cause": "crashed", "exit_code": 71}
+    assert history.last_log("replica_exited").fields == exited
     assert history.broker.keeper.slots[QA0].reason == "device-side assert"
     assert batches(history.ready()) == [("qa/0", [1])]
     assert replies(history.finish(1, incarnation=2, attempt=2)) == {1: Code.OK}
@@ -289,9 +291,12 @@ def test_one_request_that_hangs_is_answered_at_once_and_its_process_replaced() -
             incarnation=1,
         ),
     ]
-    assert "replica_hung" in history.log_events()
+    # Whoever carries out the kill tells of it, with the reason: one line for one event.
+    assert history.log_events()[-1] == "replica_ready"
     assert history.wait(0.3) == []  # once
     assert history.exit(-9) == [SpawnReplica(QA0, 2)]
+    exited = {"slot": "qa/0", "incarnation": 1, "cause": "hung", "signal": 9}
+    assert history.last_log("replica_exited").fields == exited
     assert history.broker.keeper.slots[QA0].reason == reason  # our own kill, not a lack of memory
     assert batches(history.ready()) == [("qa/0", [2])]
     assert replies(history.finish(2, incarnation=2, attempt=2)) == {2: Code.OK}

@@ -81,7 +81,9 @@ def test_a_failed_load_is_tried_again_after_a_while_and_then_given_up() -> None:
     assert answer.code is Code.MODEL_FAILED
     assert answer.message == "model 'qa' has failed: qa/0: out of disk (failed loads: 3)"
     assert answer.retry_after_s == 0.0
-    assert effects[-1] == StopServer(1, "no model can be loaded: qa: qa/0: out of disk (failed loads: 3)")
+    assert effects[-1] == StopServer(
+        1, "no model can be loaded: qa: qa/0: out of disk (failed loads: 3)", hopeless=True
+    )
 
 
 def test_a_process_that_says_failed_and_stays_is_killed_and_keeps_its_reason() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from model_worker.broker.events import ReplicaPhaseChanged, ReplicaPulsed, ReplicaSpawned
+from model_worker.broker.words import duration
 from shared.errors import Code
 from shared.messages import ModelState, Phase
 from tests.broker_history import QA0, QA1, History, broker_settings, model_settings
@@ -26,6 +29,46 @@ def test_a_model_is_loading_then_ready_then_failed() -> None:
     assert state().reason == "qa/0: starting (before: killed by signal 9, probably out of memory)"
     history.tell(ReplicaPhaseChanged(QA0, 2, Phase.FAILED, detail="file is gone", permanent=True))
     assert (state().state, state().reason) == ("failed", "qa/0: file is gone")
+
+
+def test_what_a_load_is_at_is_told_until_it_ends() -> None:
+    history = History()
+
+    def told() -> tuple[str, str]:
+        (slot,) = history.broker.slot_states(history.now_s)
+        return slot.reason, history.broker.model_states()[0].reason
+
+    doing = "download or find its weights: waiting to ask the hub again"
+    history.tell(ReplicaPhaseChanged(QA0, 1, Phase.DOWNLOADING, detail=doing))
+    assert told() == (doing, f"qa/0: downloading, {doing}")
+    history.exit(70)
+    before = "exited with code 70 while it loaded"
+    assert told() == (before, f"qa/0: starting (before: {before})")
+    history.tell(ReplicaPhaseChanged(QA0, 2, Phase.LOADING, 0.4, detail="load its weights"))
+    assert told() == (
+        f"load its weights (before: {before})",
+        f"qa/0: loading 40%, load its weights (before: {before})",
+    )
+    history.ready()
+    assert told() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "less than 1 ms"),
+        (0.00162, "1.6 ms"),
+        (0.0312, "31 ms"),
+        (0.0999, "0.1 s"),
+        (0.29834, "0.3 s"),
+        (2.51, "2.5 s"),
+        (9.97, "10 s"),
+        (612.3, "612 s"),
+        (86_400.0, "86400 s"),
+    ],
+)
+def test_times_in_texts_are_rounded(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
 
 
 def test_waiting_requests_are_those_that_do_not_run() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_worker.devices import Accelerator, Inventory, MigInstance
-from model_worker.placement import Slot, check_memory, plan
+from model_worker.placement import Slot, check_memory, crowd_words, plan
 from shared.config import Config
 from shared.errors import ConfigurationError
 
@@ -375,3 +375,20 @@ def test_the_same_input_gives_the_same_sound_table(
         if slot.torch_device == "cuda:0":
             users.setdefault(slot.environment["CUDA_VISIBLE_DEVICES"], set()).add(slot.model)
     assert allow_shared or all(len(names) == 1 for names in users.values())
+
+
+def test_processes_that_share_a_core_are_told_with_numbers_and_remedy() -> None:
+    two_cores = machine(cores=2)
+    assert crowd_words(planned(two_cores, model("a", replicas=2))) is None
+    assert crowd_words(planned(FOUR_GPUS, model("a", "cuda", replicas=40), model("b"))) is None
+    text = crowd_words(planned(two_cores, model("a", replicas=500)))
+    assert text is not None
+    assert text.startswith("500 model processes (a 500) share 2 CPU cores, up to 250 on one: ")
+    assert text.endswith("lower replicas to 2 in all, or give some of them another device")
+    # Cores that were named are nobody else's.
+    text = crowd_words(planned(two_cores, model("a", cores=1), model("b", replicas=3)))
+    assert text is not None
+    assert text.startswith("3 model processes (b 3) share 1 CPU core, up to 3 on one: ")
+    text = crowd_words(planned(machine(cores=1), model("a"), model("b")))
+    assert text is not None
+    assert "lower replicas" not in text

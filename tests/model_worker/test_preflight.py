@@ -45,7 +45,7 @@ def test_a_model_without_a_task_gets_the_one_its_weights_are_made_for(half_preci
     unnamed = half_precision_model.model_copy(update={"task": ""})
     assert draft(Config(models=(unnamed,)), inventory(10**9), {}).config.model("m").task == "fill-mask"
     elsewhere = unnamed.model_copy(update={"model": "org/name"})
-    with pytest.raises(ConfigurationError, match=r"model 'm' needs a task, such as .*'org/name' is a hub id"):
+    with pytest.raises(ConfigurationError, match=r"model 'm' needs a task, such as .*'org/name' is taken for a hub id"):
         draft(Config(models=(elsewhere,)), inventory(10**9), {})
     optional = elsewhere.model_copy(update={"required": False})
     assert len(draft(Config(models=(optional,)), inventory(10**9), {}).slots) == 1

@@ -192,12 +192,13 @@ def test_fewer_dimensions_are_the_first_ones_normalised_again(minilm: Any) -> No
     np.testing.assert_allclose(first, whole[:10] / np.linalg.norm(whole[:10]), atol=1e-5)
 
 
-def test_long_text_is_refused_with_both_numbers_unless_truncate(plain: Path) -> None:
+def test_long_text_is_refused_with_both_numbers_unless_truncate(plain: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = loaded(str(plain))
     long = "fox " * 100
     with pytest.raises(InvalidInput, match=r"inputs\[1\] is 102 tokens long, the model takes at most 64") as caught:
         model.prepare(["fox", long], {})
     assert caught.value.detail == {"length_tokens": 102, "limit_tokens": POSITIONS}
+    assert caplog.messages == [], "whoever sent it is told, and nobody else"
     start = "a " + "fox " * 100
     right, left = (
         answer(model, (start, {"truncate": True, "truncation_direction": side}))[0] for side in ("right", "left")
@@ -235,7 +236,7 @@ def test_a_long_list_is_computed_in_batches_of_similar_length(plain: Path, monke
     [
         (5, {}, "inputs must be a string or a list of strings, got 5"),
         ([], {}, "inputs is an empty list"),
-        (["a", None], {}, r"inputs\[1\] must be a string, got None"),
+        (["a", None], {}, r"inputs\[1\] must be a string, got null"),
         ("a", {"normalise": True}, "unknown parameter 'normalise'; known parameters: details, dimensions, normalize"),
         ("a", {"normalize": 1}, "normalize must be true or false, got 1"),
         ("a", {"dimensions": 0}, "dimensions must be at least 1"),

@@ -239,12 +239,15 @@ def test_token_ids_are_the_text_that_they_stand_for(directories: dict[str, Path]
                 model.prepare([1, known - 1, wrong], {})
 
 
-def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers(directories: dict[str, Path]) -> None:
+def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers(
+    directories: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     model = loaded(directories["GPT2LMHeadModel"])
     long = " fox" * POSITIONS
     with pytest.raises(InvalidInput, match=r"inputs is \d+ tokens long, the model takes at most 63") as caught:
         model.prepare(long, {})
     assert caught.value.detail["limit_tokens"] == POSITIONS - 1
+    assert caplog.messages == [], "whoever sent it is told, and nobody else"
     fitting = model.prepare(long, {"truncate": True, "max_new_tokens": 10})
     assert (len(fitting.ids), fitting.max_new_tokens) == (POSITIONS - 10, 10)
     assert len(model.prepare(long, {"truncate": 5}).ids) == 5
@@ -286,7 +289,7 @@ def test_the_answer_fills_what_is_left_of_the_positions_and_no_more(directories:
         ("fox", {"max_new_tokens": -1}, "max_new_tokens must be at least 1, got -1"),
         ("fox", {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
         ("fox", {"max_new_tokens": "x"}, "max_new_tokens must be a whole number, got 'x'"),
-        ("fox", {"max_new_tokens": True}, "max_new_tokens must be a whole number, got True"),
+        ("fox", {"max_new_tokens": True}, "max_new_tokens must be a whole number, got true"),
         ("fox", {"temperature": -1}, "temperature must be a number from 0 to 100, got -1"),
         ("fox", {"temperature": float("nan")}, "temperature must be a number from 0 to 100, got nan"),
         ("fox", {"temperature": 0.0, "do_sample": True}, "temperature = 0 means greedy"),

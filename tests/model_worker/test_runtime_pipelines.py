@@ -278,7 +278,11 @@ def test_more_sequences_than_a_batch_holds_are_computed_in_several(
     ],
 )
 def test_text_longer_than_the_model_is_refused_with_both_numbers(
-    directories: dict[str, Path], task: str, class_name: str, parameters: dict[str, Any]
+    directories: dict[str, Path],
+    task: str,
+    class_name: str,
+    parameters: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = loaded(task, directories[class_name])
     long = " ".join(TEXTS * 3)
@@ -289,6 +293,7 @@ def test_text_longer_than_the_model_is_refused_with_both_numbers(
     assert caught.value.detail["limit_tokens"] == POSITIONS
     with pytest.raises(InvalidInput, match=r"inputs\[1\] is"):
         model.prepare(["fox", long], parameters)
+    assert caplog.messages == [], "whoever sent it is told, and nobody else"
     cut = answer(model, (long, {**parameters, "truncation": True}), ("fox", parameters))
     assert_same(cut[1:], answer(model, ("fox", parameters)))
 
@@ -310,6 +315,7 @@ def test_text_of_exactly_the_limit_is_taken(directories: dict[str, Path]) -> Non
         (None, {}, "inputs must be a string"),
         ([], {}, "inputs is an empty list"),
         (["fox", 5], {}, r"inputs\[1\] must be a string"),
+        (["fox", ["fox"]], {}, r'inputs\[1\] must be a string, or an object {"text", "text_pair"}, got \['),
         ({"text": "a", "other": "b"}, {}, 'inputs must have "text"'),
         ({"text": 5}, {}, "inputs.text must be a string, got 5"),
         ("fox", {"topk": 1}, "unknown parameter 'topk'; known parameters: .*top_k"),
@@ -317,7 +323,7 @@ def test_text_of_exactly_the_limit_is_taken(directories: dict[str, Path]) -> Non
         ("fox", {"return_tensors": "np"}, "unknown parameter 'return_tensors'"),
         ("fox", {"top_k": 0}, "top_k must be at least 1, got 0"),
         ("fox", {"top_k": "x"}, "top_k must be a whole number, got 'x'"),
-        ("fox", {"top_k": True}, "top_k must be a whole number, got True"),
+        ("fox", {"top_k": True}, "top_k must be a whole number, got true"),
         ("fox", {"function_to_apply": "tanh"}, "function_to_apply must be one of sigmoid, softmax, none, got 'tanh'"),
         ("fox", {"truncation": 1}, "truncation must be true or false, got 1"),
         ("fox", {"truncation": "yes"}, "truncation must be one of longest_first, .*got 'yes'"),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers.pipelines import SUPPORTED_TASKS, TASK_ALIASES
 
 from model_worker.runtimes import loading, registry, sources, tasks
@@ -115,6 +116,9 @@ def test_a_source_is_a_directory_a_file_a_package_a_class_or_a_hub_id(classifier
         ("my-module:Class", "neither a class"),
         ("module:", "neither a class"),
         (str(ROOT / "README.md"), "is a file but not a .gguf file"),
+        (str(ROOT / "modelworker"), f"no such file or directory \\(did you mean '{ROOT}/model_worker'"),
+        (str(ROOT / "exampels" / "befor"), f"no such file or directory \\(did you mean '{ROOT}/examples/before'"),
+        ("https://hub/org/name", "is a web address: .* by its id, such as 'org/name'"),
     ],
 )
 def test_a_source_that_is_not_there_is_named(source: str, message: str) -> None:
@@ -124,6 +128,67 @@ def test_a_source_that_is_not_there_is_named(source: str, message: str) -> None:
     error = load_error(source, "embedding")
     assert error.permanent
     assert str(error) == str(caught.value)
+
+
+def test_a_hub_id_that_may_be_a_mistyped_directory_says_so(tmp_path: Path) -> None:
+    (tmp_path / "models" / "sentiment").mkdir(parents=True)
+    for name in ("sentimnet", "modles/sentiment"):
+        understood = sources.hub_words(spec(name, start=str(tmp_path)))
+        assert understood.is_doubtful
+        assert understood.text == (
+            f"{name!r} is taken for a hub id: there is no directory {tmp_path}/{name} (did you mean "
+            f"'./models/sentiment'?); for a directory, write './{name}'"
+        )
+    understood = sources.hub_words(spec("org/name", start=str(tmp_path)))
+    assert not understood.is_doubtful
+    assert f"no directory {tmp_path}/org/name; for a directory, write './org/name'" in understood.text
+
+
+def test_a_hub_id_that_cannot_be_loaded_says_where_a_directory_was_looked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*arguments: Any, **keywords: Any) -> Any:
+        raise OSError("We couldn't connect")
+
+    monkeypatch.setattr("model_worker.runtimes.loading.AutoConfig.from_pretrained", refuse)
+    text = str(load_error("org/name", start=str(tmp_path)))
+    assert text.startswith("org/name: cannot load its configuration: OSError: We couldn't connect; 'org/name' is taken")
+    assert f"there is no directory {tmp_path}/org/name" in text
+
+
+def test_a_misspelt_class_is_told_with_what_may_be_meant(tmp_path: Path) -> None:
+    (tmp_path / "sentiment.py").write_text("class Sentiment: ...\n")
+    for source, guess in (("sentimnet:Sentiment", "'sentiment'"), ("sentiment:Sentimnet", "'Sentiment'")):
+        with pytest.raises(ConfigurationError) as caught:
+            sources.check(spec(source, "", python_path=(str(tmp_path),)))
+        assert f"(did you mean {guess}?)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "rows", "refused"),
+    [
+        ("RobertaForQuestionAnswering", {"id2label": {"0": "A", "1": "B", "2": "C"}}, None, True),
+        ("RobertaForQuestionAnswering", {"num_labels": 1}, None, True),
+        ("RobertaForQuestionAnswering", {"num_labels": 2}, None, False),
+        ("RobertaForQuestionAnswering", {}, None, False),
+        ("RobertaForQuestionAnswering", {}, 3, True),
+        # Some make a head of two rows whatever the labels are, which the weights tell; others another kind of head.
+        ("BartForQuestionAnswering", {"num_labels": 3}, 2, False),
+        ("XLNetForQuestionAnswering", {"num_labels": 3}, None, False),
+    ],
+)
+def test_a_head_that_cannot_answer_questions_is_told_before_anything_starts(
+    tmp_path: Path, architecture: str, config: dict[str, Any], rows: int | None, refused: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
+    name = "qa_outputs.weight" if rows else "other"
+    save_file({name: torch.zeros(rows or 1, 4)}, tmp_path / "model.safetensors")
+    if not refused:
+        sources.check(spec(tmp_path, "question-answering"))
+        return
+    with pytest.raises(ConfigurationError, match=rf"{tmp_path} has a head of \d labels .* needs 2, for the start"):
+        sources.check(spec(tmp_path, "question-answering"))
+    sources.check(spec(tmp_path, "embedding"))
 
 
 def test_the_check_tells_the_bytes_of_the_weights_where_it_can(classifier: Path) -> None:
@@ -171,20 +236,20 @@ def test_weights_of_another_task_are_told_before_and_at_the_load(
 def test_the_task_is_told_by_weights_that_serve_only_one(copied: Path, architecture: str, told: str) -> None:
     edit_config(copied, architectures=[architecture])
     if told in tasks.known_tasks():
-        assert sources.detect_task(str(copied)) == told
+        assert sources.detect_task(spec(copied, task="")) == told
     else:
         with pytest.raises(ConfigurationError, match=told):
-            sources.detect_task(str(copied))
+            sources.detect_task(spec(copied, task=""))
 
 
 def test_the_task_of_other_sources_is_told_where_files_here_tell_it(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    assert sources.detect_task(str(tmp_path / "model.gguf")) == "text-generation"
-    assert sources.detect_task(MINILM) == "embedding"
-    with pytest.raises(ConfigurationError, match="told only from files on this machine, and 'org/name' is a hub id"):
-        sources.detect_task("org/name")
+    assert sources.detect_task(spec(tmp_path / "model.gguf", task="")) == "text-generation"
+    assert sources.detect_task(spec(MINILM, task="")) == "embedding"
+    with pytest.raises(ConfigurationError, match="told only from files on this machine, and 'org/name' is taken for"):
+        sources.detect_task(spec("org/name", task=""))
     with pytest.raises(ConfigurationError, match="no such file or directory"):
-        sources.detect_task("/no/such/model")
+        sources.detect_task(spec("/no/such/model", task=""))
 
 
 @pytest.mark.parametrize("architecture", ["SomethingNewForEverything", "BertModel", "GPT2ForSequenceClassification"])
@@ -196,7 +261,9 @@ def test_architectures_that_tell_nothing_are_left_to_the_load(copied: Path, arch
 
 
 def test_directories_that_hold_no_model_are_refused(copied: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="task = 'text-clasification' is not known; known tasks: any-to-any"):
+    with pytest.raises(
+        ConfigurationError, match=r"not known \(did you mean 'text-classification'\?\); known tasks: any-to-any"
+    ):
         sources.check(spec(copied, "text-clasification"))
     with pytest.raises(ConfigurationError, match=r"no config\.json there"):
         sources.check(spec(tmp_path))

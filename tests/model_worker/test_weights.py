@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_worker.weights import human_bytes, layout, weights_bytes
+from model_worker.weights import human_bytes, layout, rows_of, weights_bytes
 from shared.errors import ConfigurationError
 
 
@@ -51,6 +51,15 @@ def test_a_directory_is_measured_by_the_files_that_would_be_loaded(tmp_path: Pat
     assert weights_bytes(tmp_path, "auto") == 8
     safetensors(tmp_path / "model.safetensors", ("F32", 40))
     assert weights_bytes(tmp_path, "auto") == 40
+
+
+def test_the_rows_of_a_tensor_are_told_where_a_file_tells_them(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(77))
+    assert rows_of(tmp_path, "t1") is None
+    safetensors(tmp_path / "one.safetensors", ("F32", 40))
+    safetensors(tmp_path / "two.safetensors", ("F32", 40), ("F32", 8))
+    assert rows_of(tmp_path, "t1") == 8
+    assert rows_of(tmp_path, "t2") is None
 
 
 def test_the_shards_of_an_index_add_up_once_each(tmp_path: Path) -> None:

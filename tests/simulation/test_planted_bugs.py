@@ -14,7 +14,7 @@ import pytest
 from model_worker.broker import admission, machine
 from model_worker.broker.backlog import Backlog
 from model_worker.broker.dispatch import Dispatcher
-from model_worker.broker.effects import KillReplica, ReleasePayload, SendReply, SpawnReplica
+from model_worker.broker.effects import KillReplica, ReleasePayload, SendReply, SpawnReplica, StopServer
 from model_worker.broker.ending import Ending
 from model_worker.broker.ledger import Ledger
 from model_worker.broker.machine import Broker
@@ -370,7 +370,7 @@ def has_endless_grace(patch: pytest.MonkeyPatch) -> None:
 def stops_over_its_processes(patch: pytest.MonkeyPatch) -> None:
     def hasty(self: Ending) -> None:
         if self.drain is not None and self.drain.stopping:
-            self._stop(0, "drained")
+            self._stop(StopServer(0, "drained"))
 
     patch.setattr(Ending, "finish", hasty)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -237,6 +238,60 @@ def test_a_path_below_a_file_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="Not a directory; set run_dir"):
         RunDirectory(tmp_path / "file" / below).prepare()
+
+
+def left_by(code: str, path: Path) -> list[str]:
+    """What is there, below the directory above `path`, when a process that ran `code` has ended."""
+    program = f"import sys; from pathlib import Path\nfrom shared.sockets import RunDirectory\n{code}"
+    subprocess.run([sys.executable, "-c", program, str(path)], cwd=ROOT, check=True, timeout=30)
+    return sorted(str(found.relative_to(path.parent)) for found in path.parent.rglob("*"))
+
+
+PREPARE = "directory = RunDirectory(sys.argv[1]); directory.prepare()\n"
+LOCK = "directory.lock(); directory.clean()\n"
+
+
+@pytest.mark.parametrize("name", ["run", "lock"])
+@pytest.mark.parametrize("code", [PREPARE, PREPARE + LOCK + "directory.release()"], ids=["prepared", "released"])
+def test_whoever_has_made_the_directory_removes_it_if_nothing_is_in_it(tmp_path: Path, code: str, name: str) -> None:
+    assert left_by(code, tmp_path / "made" / "too" / name) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_is_used_or_was_there_before_stays(tmp_path: Path) -> None:
+    used = PREPARE + "Path(sys.argv[1], 'metrics').mkdir()"
+    assert left_by(used, tmp_path / "one" / "run") == ["run", "run/metrics"]
+    (tmp_path / "two" / "run").mkdir(mode=0o700, parents=True)
+    assert left_by(PREPARE + LOCK, tmp_path / "two" / "run") == ["run", "run/lock"]
+
+
+def test_a_directory_that_another_process_has_locked_stays(tmp_path: Path) -> None:
+    path = tmp_path / "one" / "run"
+    code = f"""{PREPARE}
+import subprocess
+holder = subprocess.Popen([sys.executable, "-c", {HOLDER!r}, sys.argv[1]], stdin=-1, stdout=-1)
+assert holder.stdout.readline() == b"locked\\n"
+print(holder.pid, flush=True)
+sys.stdin.readline()
+"""
+    program = f"import sys; from shared.sockets import RunDirectory\n{code}"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as maker:
+        assert maker.stdout
+        holder = int(maker.stdout.readline())
+        maker.communicate("end\n", timeout=30)
+    assert (maker.returncode, path.exists()) == (0, True)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(holder, signal.SIGKILL)
+
+
+def test_a_directory_that_is_removed_before_it_is_locked_is_made_again(tmp_path: Path) -> None:
+    directory = prepared(tmp_path / "run")
+    directory.path.rmdir()
+    directory.lock()
+    assert directory.path.is_dir()
+    directory.release()
 
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
