@@ -1,0 +1,177 @@
+"""What is done to the service: each kind of fault with its injection, and what its clients may notice of it.
+
+A fault that is done by a request is a request of `questions.culprit`; one that is done by clients is in `storms`.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.chaos import questions, storms
+from tests.chaos.clients import Clients
+from tests.chaos.ledger import Ledger
+from tests.chaos.subject import DISK_BYTES, Subject, paused, signalled
+from tests.topology import wait_for
+
+# Shorter than what replaces a silent process, longer than what notices it.
+STOP_S = 1.5
+GIVE_UP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What an injection may use."""
+
+    subject: Subject
+    clients: Clients
+    ledger: Ledger
+    chance: random.Random
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    name: str
+    inject: Callable[[Scene], None]
+    may_cut: bool = False
+    """A front worker is killed: the connections that it held end without an answer."""
+    may_shut: bool = False
+    """The whole front is gone for a moment: nobody listens."""
+    kills: bool = False
+    """Model processes are killed from outside."""
+    is_free: bool = False
+    """It costs no client an error, because another process or the next one answers in time."""
+
+
+def whole(find: Callable[[], int]) -> int:
+    """A process that may be between two lives at the moment."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        try:
+            found.append(find())
+        except (LookupError, IndexError):
+            return False
+        return True
+
+    wait_for(is_there, "the process is there", GIVE_UP_S)
+    return found[-1]
+
+
+def send(find: Callable[[Scene], int], number: signal.Signals) -> Callable[[Scene], None]:
+    """An injection that signals one process."""
+
+    def inject(scene: Scene) -> None:
+        wait_for(lambda: signalled(whole(lambda: find(scene)), number), "it is signalled", GIVE_UP_S)
+
+    return inject
+
+
+def ask(deed: str) -> Callable[[Scene], None]:
+    """An injection by a request, whose own end is in the ledger too."""
+
+    def inject(scene: Scene) -> None:
+        scene.clients.ask(questions.culprit(deed)).result(GIVE_UP_S)
+
+    return inject
+
+
+def one_of_two(scene: Scene) -> int:
+    return scene.chance.choice(scene.subject.replicas("m"))
+
+
+def the_only_one(scene: Scene) -> int:
+    return scene.subject.replicas("one")[0]
+
+
+def a_worker(scene: Scene) -> int:
+    return scene.chance.choice(scene.subject.workers())
+
+
+def kill_while_loading(scene: Scene) -> None:
+    """Once while it serves, then its successor before that has loaded."""
+    before = whole(lambda: the_only_one(scene))
+    signalled(before, signal.SIGKILL)
+
+    def successor() -> int:
+        pid = the_only_one(scene)
+        if pid == before:
+            raise LookupError
+        return pid
+
+    signalled(whole(successor), signal.SIGKILL)
+
+
+def remove_run_directory(scene: Scene) -> None:
+    shutil.rmtree(scene.subject.run_directory, ignore_errors=True)
+    wait_for((scene.subject.run_directory / "front.sock").exists, "it is made again", GIVE_UP_S)
+
+
+def fill_disk(scene: Scene) -> None:
+    """Where the logs go there is no room for a while."""
+    ballast = scene.subject.logs / "ballast"
+    try:
+        with ballast.open("wb", buffering=0) as file:
+            for _ in range(2 * DISK_BYTES // 4096):
+                file.write(bytes(4096))
+    except OSError:
+        pass
+    time.sleep(STOP_S)
+    ballast.unlink()
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault("model.kill", send(one_of_two, signal.SIGKILL), kills=True, is_free=True),
+    Fault("model.term", send(one_of_two, signal.SIGTERM), kills=True, is_free=True),
+    Fault("model.stop", lambda scene: paused([whole(lambda: one_of_two(scene))], STOP_S), is_free=True),
+    Fault("model.freeze", send(one_of_two, signal.SIGSTOP), kills=True),
+    Fault("only_model.kill", send(the_only_one, signal.SIGKILL), kills=True, is_free=True),
+    Fault("only_model.kill_loading", kill_while_loading, kills=True, is_free=True),
+    Fault("input.exit", ask("exit"), is_free=True),
+    Fault("input.segfault", ask("segfault"), is_free=True),
+    Fault("input.sleep", ask("sleep"), is_free=True),
+    Fault("input.hold_gil", ask("hold_gil"), is_free=True),
+    Fault("input.spin", ask("spin"), is_free=True),
+    Fault("input.memory", ask("memory"), is_free=True),
+    Fault("input.device_memory", ask("device_memory"), is_free=True),
+    Fault("input.device_assert", ask("device_assert"), is_free=True),
+    Fault("server.kill", send(lambda scene: scene.subject.server(), signal.SIGKILL), kills=True),
+    Fault("server.term", send(lambda scene: scene.subject.server(), signal.SIGTERM)),
+    Fault("server.stop", lambda scene: paused([whole(scene.subject.server)], STOP_S), is_free=True),
+    Fault("guardian.kill", send(lambda scene: scene.subject.guardian(), signal.SIGKILL), is_free=True),
+    Fault("worker.kill", send(a_worker, signal.SIGKILL), may_cut=True),
+    Fault("worker.stop", lambda scene: paused([whole(lambda: a_worker(scene))], STOP_S), is_free=True),
+    Fault("worker.term", send(a_worker, signal.SIGTERM)),
+    Fault("master.hup", send(lambda scene: scene.subject.master(), signal.SIGHUP)),
+    Fault("master.term", send(lambda scene: scene.subject.master(), signal.SIGTERM), may_shut=True),
+    Fault("master.kill", send(lambda scene: scene.subject.master(), signal.SIGKILL), may_cut=True, may_shut=True),
+    Fault(
+        "supervisord.kill",
+        send(lambda scene: scene.subject.supervisord(), signal.SIGKILL),
+        may_cut=True,
+        may_shut=True,
+        kills=True,
+    ),
+    Fault(
+        "serve.kill", send(lambda scene: scene.subject.serve, signal.SIGKILL), may_cut=True, may_shut=True, kills=True
+    ),
+    Fault("everything.stop", lambda scene: paused(scene.subject.everything(), STOP_S), is_free=True),
+    Fault("run_directory.removed", remove_run_directory),
+    Fault("disk.full", fill_disk, is_free=True),
+    Fault("clients.leave", storms.leave),
+    Fault("clients.read_slowly", storms.read_slowly, is_free=True),
+    Fault("clients.send_slowly", storms.send_slowly, is_free=True),
+    Fault("clients.waves", storms.waves),
+)
+BY_NAME = {fault.name: fault for fault in FAULTS}
+
+
+def inject(fault: Fault, scene: Scene) -> None:
+    """Does it, and waits until the service is whole again; what its clients meet meanwhile is put down to it."""
+    with scene.ledger.window(fault.name, may_cut=fault.may_cut, may_shut=fault.may_shut, kills=fault.kills):
+        fault.inject(scene)
+        scene.subject.wait_whole()
