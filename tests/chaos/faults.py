@@ -16,7 +16,7 @@ from tests.chaos import questions, storms
 from tests.chaos.clients import Clients
 from tests.chaos.ledger import Ledger
 from tests.chaos.subject import DISK_BYTES, Subject, paused, signalled
-from tests.topology import wait_for
+from tests.topology import alive, wait_for
 
 # Shorter than what replaces a silent process, longer than what notices it.
 STOP_S = 1.5
@@ -63,12 +63,27 @@ def whole(find: Callable[[], int]) -> int:
 
 
 def send(find: Callable[[Scene], int], number: signal.Signals) -> Callable[[Scene], None]:
-    """An injection that signals one process."""
+    """An injection that signals one process, and waits for its end."""
 
     def inject(scene: Scene) -> None:
-        wait_for(lambda: signalled(whole(lambda: find(scene)), number), "it is signalled", GIVE_UP_S)
+        sent: list[int] = []
+
+        def is_sent() -> bool:
+            pid = whole(lambda: find(scene))
+            if signalled(pid, number):
+                sent.append(pid)
+            return bool(sent)
+
+        wait_for(is_sent, "a process is signalled", GIVE_UP_S)
+        wait_for(lambda: not alive(sent[0]), f"{sent[0]} has ended", GIVE_UP_S)
 
     return inject
+
+
+def renew_workers(scene: Scene) -> None:
+    before = scene.subject.workers()
+    signalled(whole(scene.subject.master), signal.SIGHUP)
+    wait_for(lambda: not any(alive(pid) for pid in before), "all workers are new", GIVE_UP_S)
 
 
 def ask(deed: str) -> Callable[[Scene], None]:
@@ -146,7 +161,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("worker.kill", send(a_worker, signal.SIGKILL), may_cut=True),
     Fault("worker.stop", lambda scene: paused([whole(lambda: a_worker(scene))], STOP_S), is_free=True),
     Fault("worker.term", send(a_worker, signal.SIGTERM)),
-    Fault("master.hup", send(lambda scene: scene.subject.master(), signal.SIGHUP)),
+    Fault("master.hup", renew_workers),
     Fault("master.term", send(lambda scene: scene.subject.master(), signal.SIGTERM), may_shut=True),
     Fault("master.kill", send(lambda scene: scene.subject.master(), signal.SIGKILL), may_cut=True, may_shut=True),
     Fault(

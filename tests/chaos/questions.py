@@ -140,6 +140,6 @@ def culprit(deed: str) -> Question:
     return Question(
         "m",
         {"do": deed, "seconds": 600, "label": str(next(_numbers))},
-        lambda status, body: (status, body.get("error_type")) == CULPRITS[deed],
+        lambda status, body: isinstance(body, dict) and (status, body.get("error_type")) == CULPRITS[deed],
         deadline_s=30.0,
     )
