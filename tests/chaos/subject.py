@@ -183,7 +183,11 @@ class Subject:
         except LookupError:
             return False
         status = self.status()
-        return status is not None and all(slot["state"] == "ready" for slot in status["slots"])
+        return (
+            status is not None
+            and status["fronts"] == WORKERS
+            and all(slot["state"] == "ready" for slot in status["slots"])
+        )
 
     def wait_whole(self, within_s: float = 90.0) -> None:
         wait_for(self.is_whole, "the service is whole", within_s)

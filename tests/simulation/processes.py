@@ -30,7 +30,7 @@ from tests.simulation.clock import Action, Wire
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-PULSE_S = 1.0
+PULSE_S = 0.5
 
 
 class Process:

@@ -23,7 +23,7 @@ from shared.errors import Code
 from tests.simulation.checker import Violation
 from tests.simulation.world import World
 
-SEEDS_MAX = 150
+SEEDS_MAX = 500
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
