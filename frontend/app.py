@@ -64,7 +64,7 @@ def create_app(config: Config | None = None) -> FastAPI:
     services = Services(
         config=config,
         client=ModelClient(config),
-        metrics=FrontMetrics(run_directory),
+        metrics=FrontMetrics(run_directory, len(config.models)),
         keys=KeyRing(key.get_secret_value() for key in config.http.api_keys),
         bodies=BodyReader(body_bytes_max=config.http.body_bytes_max, total_bytes_max=PENDING_BYTES_MAX),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import threading
 import time
@@ -33,6 +34,8 @@ def main(command_line: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=sorted(BY_NAME), help="these faults alone")
     parser.add_argument("--recovery", action="store_true", help="measure times of recovery instead")
     arguments = parser.parse_args(command_line)
+    # So that the service is stopped as well when this is told to stop.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if arguments.recovery:
         print(recovery.report())
         return 0

@@ -5,11 +5,13 @@ A fault that is done by a request is a request of `questions.culprit`; one that 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.chaos import questions, storms
@@ -21,6 +23,8 @@ from tests.topology import alive, wait_for
 # Shorter than what replaces a silent process, longer than what notices it.
 STOP_S = 1.5
 GIVE_UP_S = 60.0
+# There is one disk, so it is filled by one fault at a time.
+_DISK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,22 +125,48 @@ def kill_while_loading(scene: Scene) -> None:
     signalled(whole(successor), signal.SIGKILL)
 
 
+def lose_counters_with_full_disk(scene: Scene) -> None:
+    """A worker that is started then finds neither its predecessor's files nor room for its own."""
+    with full_disk(scene.subject):
+        shutil.rmtree(scene.subject.run_directory, ignore_errors=True)
+        fill(scene.subject)
+        send(a_worker, signal.SIGKILL)(scene)
+        scene.subject.wait_whole()
+
+
 def remove_run_directory(scene: Scene) -> None:
     shutil.rmtree(scene.subject.run_directory, ignore_errors=True)
     wait_for((scene.subject.run_directory / "front.sock").exists, "it is made again", GIVE_UP_S)
 
 
+@contextlib.contextmanager
+def full_disk(subject: Subject) -> Iterator[None]:
+    """Where the logs and the run directory are there is no room, until the block ends."""
+    with _DISK:
+        fill(subject)
+        try:
+            yield
+        finally:
+            (subject.disk / "ballast").unlink()
+
+
+def fill(subject: Subject) -> None:
+    with contextlib.suppress(OSError), (subject.disk / "ballast").open("ab", buffering=0) as file:
+        for _ in range(2 * DISK_BYTES // 4096):
+            file.write(bytes(4096))
+
+
 def fill_disk(scene: Scene) -> None:
-    """Where the logs go there is no room for a while."""
-    ballast = scene.subject.logs / "ballast"
-    try:
-        with ballast.open("wb", buffering=0) as file:
-            for _ in range(2 * DISK_BYTES // 4096):
-                file.write(bytes(4096))
-    except OSError:
-        pass
-    time.sleep(STOP_S)
-    ballast.unlink()
+    with full_disk(scene.subject):
+        time.sleep(STOP_S)
+
+
+def kill_with_full_disk(scene: Scene) -> None:
+    """Whoever dies then has to be replaced without any room."""
+    with full_disk(scene.subject):
+        for find in (a_worker, one_of_two, lambda scene: scene.subject.server()):
+            send(find, signal.SIGKILL)(scene)
+            scene.subject.wait_whole()
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -177,6 +207,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("everything.stop", lambda scene: paused(scene.subject.everything(), STOP_S), is_free=True),
     Fault("run_directory.removed", remove_run_directory),
     Fault("disk.full", fill_disk, is_free=True),
+    Fault("disk.full_and_kills", kill_with_full_disk, may_cut=True, kills=True),
+    Fault("disk.full_and_counters_lost", lose_counters_with_full_disk, may_cut=True),
     Fault("clients.leave", storms.leave),
     Fault("clients.read_slowly", storms.read_slowly, is_free=True),
     Fault("clients.send_slowly", storms.send_slowly, is_free=True),

@@ -29,21 +29,22 @@ WORKERS = 2
 BATCH_TIMEOUT_S = 3.0
 STEP_S = 0.004
 REPLICAS = {"m": 2, "one": 1, "count": 1}
-DISK_BYTES = 1 << 20
+DISK_BYTES = 8 << 20
 
 
 class Subject:
     """One service; `with` starts it and, at the end, stops it and makes sure that nothing is left."""
 
     def __init__(self, *, open_files: int | None = None, load_s: float = 0.0, small_disk: bool = False) -> None:
-        """`open_files`: the hard limit of every process. `small_disk`: its output goes to a disk of 1 MiB."""
+        """`open_files`: the hard limit of every process. `small_disk`: its output and its run directory are on a disk
+        of `DISK_BYTES`."""
         # Not pytest's tmp_path: a socket's path has room for 107 bytes only.
         self.directory = Path(tempfile.mkdtemp(prefix="hw-"))
         self.port = free_port()
-        self.run_directory = self.directory / "run"
-        self.logs = self.directory / "logs"
-        self.logs.mkdir()
-        self.has_small_disk = small_disk and mount_small_disk(self.logs)
+        self.disk = self.directory / "disk"
+        self.disk.mkdir()
+        self.has_small_disk = small_disk and mount_small_disk(self.disk)
+        self.run_directory = self.disk / "run"
         self.starts = 0
         self._open_files = open_files
         self._process: subprocess.Popen[bytes] | None = None
@@ -59,6 +60,7 @@ class Subject:
             {"name": "one", **plain, **obedient},
             {"name": "count", **plain, **counting},
             http={"port": self.port, "workers": WORKERS, "grace_s": 5},
+            top={"run_dir": self.run_directory},
             # Whoever kills a process again and again while it loads means no broken model.
             server={"grace_s": 5, "load_attempts_max": 1000, "parallel_loads": 2},
         )
@@ -92,7 +94,7 @@ class Subject:
                     os.kill(pid, signal.SIGKILL)
             self._http.close()
             if self.has_small_disk:
-                subprocess.run(["umount", "--lazy", self.logs], check=True)
+                subprocess.run(["umount", "--lazy", self.disk], check=True)
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _start(self) -> None:
@@ -103,7 +105,7 @@ class Subject:
             if limit is not None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
-        with (self.logs / "log").open("ab") as log:
+        with (self.disk / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*COMMAND, "serve"],
                 cwd=self.directory,
@@ -122,7 +124,7 @@ class Subject:
                 self._start()
 
     def log(self) -> str:
-        return (self.logs / "log").read_text(errors="replace")
+        return (self.disk / "log").read_text(errors="replace")
 
     # --- its processes -------------------------------------------------------------------------------------------
 
@@ -210,8 +212,8 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def mount_small_disk(directory: Path) -> bool:
-    """Puts a file system of 1 MiB there, where this user may."""
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(directory)]
+    """Puts a file system of `DISK_BYTES` there, where this user may."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "none", str(directory)]
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
