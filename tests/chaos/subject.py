@@ -28,6 +28,8 @@ WORKERS = 2
 # Far longer than a square takes, even a batch of them on a machine that does much else.
 BATCH_TIMEOUT_S = 3.0
 STEP_S = 0.004
+# Longer than any request of the clients takes, and no longer than a test can wait.
+GRACE_S = 3
 REPLICAS = {"m": 2, "one": 1, "count": 1}
 DISK_BYTES = 8 << 20
 
@@ -59,10 +61,10 @@ class Subject:
             {"name": "m", "replicas": REPLICAS["m"], **plain, **obedient},
             {"name": "one", **plain, **obedient},
             {"name": "count", **plain, **counting},
-            http={"port": self.port, "workers": WORKERS, "grace_s": 5},
+            http={"port": self.port, "workers": WORKERS, "grace_s": GRACE_S},
             top={"run_dir": self.run_directory},
             # Whoever kills a process again and again while it loads means no broken model.
-            server={"grace_s": 5, "load_attempts_max": 1000, "parallel_loads": 2},
+            server={"grace_s": GRACE_S, "load_attempts_max": 1000, "parallel_loads": 2},
         )
 
     def __enter__(self) -> Self:

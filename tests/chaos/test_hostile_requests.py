@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
 
 from tests.topology import Service
 
 EXAMPLES = 40
 GROWTH_BYTES_MAX = 48 * 2**20
-# What a model says about inputs that are none of its own, in words that its client can use.
 MODEL = {"name": "m", "model": "tests.obedient_model:Obedient", "device": "cpu", "options": {}}
 
 
@@ -31,6 +31,7 @@ def test_no_request_made_from_the_description_breaks_the_service(service: Servic
     pids, sizes = service.front_workers(), growth(service)
     asked = 0
     for found in schema.get_all_operations():
+        assert isinstance(found, Ok), found
         operation = found.ok()
         asked += 1
 
@@ -43,9 +44,10 @@ def test_no_request_made_from_the_description_breaks_the_service(service: Servic
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        def ask(case: schemathesis.Case) -> None:
+        def ask(case: schemathesis.Case[Any]) -> None:
             response = case.call(timeout=20)
-            case.validate_response(response, checks=[not_a_server_error])
+            # A tiny deadline passes, and a model may refuse; a fault of ours is another thing.
+            assert response.status_code not in (500, 502), (case.as_curl_command(), response.text)
 
         ask()
     assert asked >= 8
