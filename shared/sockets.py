@@ -212,6 +212,7 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.S
     except zmq.ZMQError as error:
         socket.close(linger=0)
         raise ConfigurationError(f"cannot listen at {endpoint}: {error.strerror}; check run_dir") from None
+    _keep_others_out(endpoint)
     return socket
 
 
@@ -227,6 +228,7 @@ def bind_again(socket: zmq.Socket[bytes], endpoint: str) -> None:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         raise ConfigurationError(f"cannot listen at {endpoint}: {error.strerror}; check run_dir") from None
+    _keep_others_out(endpoint)
 
 
 def connect_dealer(
@@ -336,6 +338,11 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str) -
     # A peer that announces a larger frame is disconnected before any memory is taken for it.
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
     return socket
+
+
+def _keep_others_out(endpoint: str) -> None:
+    """The directory keeps them out already; this does so too if somebody opens it."""
+    os.chmod(endpoint.removeprefix("ipc://"), 0o600)
 
 
 def _claim(context: zmq.Context[Any]) -> None:

@@ -151,7 +151,7 @@ class Clients:
         except OSError as error:
             self.ledger.put_down(sent_s, self._not_connected(questions.unknown(), sent_s, error))
             return
-        if request:
+        if request and not connection.ended:
             connection.send(request)
         await asyncio.sleep(seconds)
         connection.close()

@@ -17,7 +17,6 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.received = bytearray()
         self.ended = False
-        self.used = False
         self._news = asyncio.Event()
         self._transport: asyncio.Transport | None = None
 
@@ -50,8 +49,12 @@ class Connection(asyncio.Protocol):
     # --- what a client calls -------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
+        """Raises:
+        Broken: nobody is there any more.
+        """
         assert self._transport is not None
-        self.used = True
+        if self.ended:
+            raise Broken("the connection ended before the request was sent")
         self._transport.write(data)
 
     def pause(self) -> None:

@@ -24,7 +24,7 @@ ENDLESS = 10**9
 
 
 def loading(service: Serving, gate: Path) -> None:
-    wait_for(lambda: "second part" in service.out, "it loads", 60)
+    wait_for(lambda: ": loading" in service.out, "it loads", 60)
 
 
 def warming(service: Serving, gate: Path) -> None:
