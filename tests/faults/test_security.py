@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -41,26 +42,30 @@ def test_nothing_a_client_sends_forges_a_line_of_the_log_or_reaches_a_terminal(s
     assert failed.status_code == 500
     service.ask("m", {"do": raw})
     service.ask("m", {"do": "echo"}, parameters={raw: raw})
-    service.ask(f"nobody{FORGED}".replace("\x00", ""), {"do": "echo"})
-    # No client library sends such headers, so they are written as they are.
+    service.ask(quote(f"nobody{FORGED}"), {"do": "echo"})
+    # No client library sends such headers, so they are written as they are. Escapes end the connection; bytes that a
+    # terminal takes for the beginning of one, or for a change of direction, arrive.
     for name in (b"X-Request-Id", b"X-Amzn-Trace-Id", b"traceparent", b"X-Request-Timeout", b"Authorization"):
-        body = json.dumps({"inputs": {"do": "exit"}}).encode()
-        value = b"mine\x1b[31m\x9b31m\xe2\x80\xae"
-        head = (
-            b"POST /models/m HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%s: %s\r\nConnection: close\r\n"
-            b"Content-Length: %d\r\n\r\n" % (KEY.encode(), name, value, len(body))
-        )
-        with socket.create_connection(("127.0.0.1", service.port)) as client:
-            client.sendall(head + body)
-            answer = b"".join(iter(lambda client=client: client.recv(65536), b""))  # type: ignore[misc]
-        assert b"\x1b" not in answer
-    wait_for(lambda: "request_poisoned request_id=mine[31m" in service.log("server.log"), "one is told by its id")
+        assert _post(service, b"%s: mine\x1b[31m" % name, {"do": "echo"}).startswith(b"HTTP/1.1 400 ")
+        _post(service, b"%s: mine\x9b31m\xe2\x80\xae" % name, {"do": "exit", "label": name.decode()})
+    wait_for(lambda: "request_poisoned request_id=mine31m" in service.log("server.log"), "one is told by its id")
     for log in ("server.log", "front.log"):
         text = (service.directory / log).read_bytes().decode()
         lines = text.split("\n")[:-1]
         assert [line for line in lines if not LINE.match(line)] == []
         assert not re.search(r"^\S+ \S+ \S+ \S+ forged_event", text, re.MULTILINE)
         assert all(line.isprintable() for line in lines)
+
+
+def _post(service: Service, header: bytes, inputs: object) -> bytes:
+    """The whole answer to a request with this header line."""
+    body = json.dumps({"inputs": inputs}).encode()
+    head = b"POST /models/m HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%s\r\nConnection: close\r\n"
+    with socket.create_connection(("127.0.0.1", service.port)) as client:
+        client.sendall(head % (KEY.encode(), header) + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert b"\x1b" not in answer
+    return answer
 
 
 def test_no_key_is_in_any_log_or_answer_or_command_line(service: Service) -> None:
