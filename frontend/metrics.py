@@ -15,6 +15,7 @@ are open from the start; `keep` puts copies where they were, and goes on in thos
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import logging
@@ -58,7 +59,7 @@ class FrontMetrics:
     """The counters of this worker, and the totals of all workers of its master. For one thread.
 
     Raises:
-        ConfigurationError: nothing can be written below the run directory, nor in memory.
+        ConfigurationError: the files cannot be made, for another reason than a full disk.
     """
 
     def __init__(self, run_directory: RunDirectory, models: int) -> None:
@@ -112,15 +113,14 @@ class FrontMetrics:
             self._tell_lost(lost)
 
     def _claim(self) -> OSError | None:
-        """Takes a place and opens its files; in memory if that is impossible, and then returns why."""
+        """Takes a place and opens its files; in memory if there is no room for them, and then returns why."""
         try:
             self._open_place(_claim_directory(self._parent))
         except OSError as error:
-            try:
-                self._open_place(Path(tempfile.mkdtemp(prefix="headwaiter-", dir=MEMORY_DIRECTORY)))
-            except OSError:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 text = f"cannot keep totals in {self._parent}: {error.strerror}; check run_dir"
                 raise ConfigurationError(text) from None
+            self._open_place(Path(tempfile.mkdtemp(prefix="headwaiter-", dir=MEMORY_DIRECTORY)))
             return error
         return None
 

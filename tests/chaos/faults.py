@@ -222,3 +222,5 @@ def inject(fault: Fault, scene: Scene) -> None:
     with scene.ledger.window(fault.name, may_cut=fault.may_cut, may_shut=fault.may_shut, kills=fault.kills):
         fault.inject(scene)
         scene.subject.wait_whole()
+        # One more of its own, so that every fault has met somebody.
+        scene.clients.ask(questions.square("m")).result(GIVE_UP_S)

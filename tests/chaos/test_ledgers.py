@@ -53,8 +53,7 @@ def test_more_connections_than_open_files_are_refused_and_nobody_is_lost() -> No
     held: list[Connection] = []
 
     async def hold(count: int) -> None:
-        for _ in range(count):
-            held.append(await Connection.connect(clients.port))
+        held.extend([await Connection.connect(clients.port) for _ in range(count)])
 
     async def ask_each(count: int) -> None:
         for _ in range(count):
