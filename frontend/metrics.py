@@ -5,12 +5,17 @@ has a directory below the run directory, and each of its workers holds a numbere
 over a dead one's place goes on from its numbers, so totals never jump back and files never pile up. Places are held
 by `flock`, which ends with its holder, however that ends.
 
+The files are written through memory, where a full disk would end the process (SIGBUS) and not only a write. So their
+space is taken when they are made. A worker that finds none then counts in memory, and `keep` makes them later.
+
 The files may be deleted at any time, with the whole run directory. Counting goes on in them all the same, because all
 are open from the start; `keep` puts copies where they were, and goes on in those.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import itertools
 import logging
@@ -18,6 +23,7 @@ import multiprocessing
 import os
 import shutil
 import struct
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +48,8 @@ EMPTY_FILE = struct.pack("=ii", 8, 0)
 # What the library makes of a new file. It writes to the file's memory, and where the disk has no room for a page, the
 # write ends the process (SIGBUS); so each file gets its room beforehand, and a full disk is an error.
 FILE_BYTES_MIN = 64 * 1024
+# Where a worker counts for which there is no room in the run directory: in memory on every Linux (shm_overview(7)).
+MEMORY_DIRECTORY = "/dev/shm"
 # A family that is never shown.
 PLACEHOLDER = "headwaiter_placeholder"
 # From a cached embedding to a long generation.
@@ -52,19 +60,14 @@ class FrontMetrics:
     """The counters of this worker, and the totals of all workers of its master. For one thread.
 
     Raises:
-        ConfigurationError: nothing can be written below the run directory.
+        ConfigurationError: the files cannot be made, for another reason than a full disk.
     """
 
     def __init__(self, run_directory: RunDirectory) -> None:
         self._run_directory = run_directory
         self._parent = run_directory.path / METRICS_DIRECTORY
-        try:
-            self._directory = _claim_directory(self._parent)
-            self._place, self._lock = _claim_place(self._directory)
-            self._files = self._open_files()
-        except OSError as error:
-            raise ConfigurationError(f"cannot keep totals in {self._parent}: {error.strerror}; check run_dir") from None
-        os.environ[DIRECTORY_VARIABLE] = str(self._directory)
+        lost = self._claim()
+        self._name_directory()
         # The library's way to name the files by something else than the pid. Pids are used again by the system, and
         # a new one for each restart would leave a file behind each time. When the name changes, the library goes on
         # in the files of the new name, from the numbers in them.
@@ -106,6 +109,37 @@ class FrontMetrics:
         self._are_files_lost = False
         # Whether the log says already that something new could not be counted.
         self._is_full = False
+        if lost is not None:
+            # The library has them open by now; from here on they are files that somebody has deleted.
+            shutil.rmtree(self._directory)
+            self._tell_lost(lost)
+
+    def _claim(self) -> OSError | None:
+        """Takes a place and opens its files; in memory if there is no room for them, and then returns why."""
+        try:
+            self._open_place(_claim_directory(self._parent))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                text = f"cannot keep totals in {self._parent}: {error.strerror}; check run_dir"
+                raise ConfigurationError(text) from None
+            self._open_place(Path(tempfile.mkdtemp(prefix="headwaiter-", dir=MEMORY_DIRECTORY)))
+            return error
+        return None
+
+    def _name_directory(self) -> None:
+        os.environ[DIRECTORY_VARIABLE] = str(self._directory)
+
+    def _open_place(self, directory: Path) -> None:
+        self._directory = directory
+        self._place, self._lock = _claim_place(directory)
+        self._files = self._open_files()
+
+    def _tell_lost(self, error: Exception) -> None:
+        if not self._are_files_lost:
+            remedy = "/metrics lacks the totals of requests until the directory can be made"
+            fields = {"directory": str(self._parent), "reason": str(error), "remedy": remedy}
+            log_event(logger, "error", "metrics_lost", **fields)
+        self._are_files_lost = True
 
     def request_began(self) -> None:
         self._inflight.inc()
@@ -143,11 +177,7 @@ class FrontMetrics:
         try:
             self._move()
         except (OSError, ConfigurationError) as error:
-            if not self._are_files_lost:
-                remedy = "/metrics lacks the totals of requests until the directory can be made"
-                fields = {"directory": str(self._directory), "reason": str(error), "remedy": remedy}
-                log_event(logger, "error", "metrics_lost", **fields)
-            self._are_files_lost = True
+            self._tell_lost(error)
         else:
             log_event(logger, "warning", "metrics_restored", directory=str(self._directory))
             self._are_files_lost = False
@@ -195,6 +225,7 @@ class FrontMetrics:
         self._close_descriptors()
         self._directory, self._place, self._lock = directory, place, lock
         self._files = self._open_files()
+        self._name_directory()
         # The library notices the new place with the first use.
         self._inflight.inc(0)
 
@@ -204,8 +235,8 @@ class FrontMetrics:
             place = int(file.stem.rpartition("_")[2])
             lock = None if place == self._place else _try_lock(_lock_file(self._directory, place))
             if lock is not None:
-                # As long as this is held nobody can take the place over, and write to the file that goes.
-                file.unlink(missing_ok=True)
+                # As long as this is held nobody can take the place over, and write to the file.
+                _empty(file)
                 os.close(lock)
 
 
@@ -269,7 +300,7 @@ def _claim_place(directory: Path, *, moving_from: int | None = None) -> tuple[in
         lock = _try_lock(_lock_file(directory, place))
         if lock is not None:
             # What a dead worker had under way is not under way any more.
-            _file(directory, "gauge_livesum", place).unlink(missing_ok=True)
+            _empty(_file(directory, "gauge_livesum", place))
             return place, lock
     raise AssertionError("unreachable")
 
@@ -302,6 +333,12 @@ def _write(file: Path, content: bytes) -> None:
         unfinished.unlink(missing_ok=True)
         raise
     unfinished.rename(file)
+
+
+def _empty(file: Path) -> None:
+    """Forgets what is in the file, and keeps its space: another one might take that before a successor does."""
+    with contextlib.suppress(FileNotFoundError), file.open("r+b") as stream:
+        stream.write(EMPTY_FILE)
 
 
 def _try_lock(file: Path) -> int | None:

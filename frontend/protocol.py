@@ -1,13 +1,15 @@
 """The server's end of one HTTP/1.1 connection: uvicorn's own, with bounds where it has none.
 
-Owns how large a request's head may be and how long it may take, that an offer to change protocols is passed over with
-the request left as it is, and that a stop cuts off no request on its way in. Refuses everything behind the head:
-bodies, deadlines and answers are the application's.
+Owns how many connections there may be, how large a request's head may be and how long it may take, that an offer to
+change protocols is passed over with the request left as it is, and that a stop cuts off no request on its way in.
+Refuses everything behind the head: bodies, deadlines and answers are the application's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
+from functools import cache
 from typing import Any
 
 import httptools
@@ -15,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from frontend.direct import WatchedConnection
 from frontend.surfaces.native import error_body
+from shared.errors import Code
 
 # The request line and all headers, as nginx and Apache have it, more or less. Counted from the end of the first read.
 HEAD_BYTES_MAX = 64 * 1024
@@ -24,6 +27,20 @@ HEAD_TIMEOUT_S = 20.0
 # How long the head of a request that is on its way, or the first one of a new connection, may still take to come when
 # the server stops. A client that sends at once has met a server that took its connection, and will be answered.
 LAST_HEAD_TIMEOUT_S = 1.0
+# Of the files that this process may have open, those that no connection takes: its sockets, its counters, and what a
+# library opens for a moment. Without them a full process could not even refuse, and what it sends might break off.
+FILES_KEPT = 64
+# Some of these hold connections that were refused for a moment, until their clients have read why; the rest of a crowd
+# has to read more quickly.
+REFUSED_KEPT = 24
+REFUSED_TIMEOUT_S = 1.0
+
+
+@cache
+def connections_max() -> int:
+    """How many connections this process may have open at once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, soft - FILES_KEPT)
 
 
 class Protocol(WatchedConnection):
@@ -37,7 +54,11 @@ class Protocol(WatchedConnection):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        open_count = len(self.connections)
+        if open_count <= connections_max():
+            self._await_head()
+        else:
+            self._refuse_connection(open_count)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_ended()
@@ -104,14 +125,26 @@ class Protocol(WatchedConnection):
             if self.cycle.response_started:
                 self.transport.close()
                 return
-        body = error_body(text, "bad_request")
+        self._write_refusal(status, text, Code.BAD_REQUEST)
+        if self._head_timer is None:
+            self._await_head()
+
+    def _refuse_connection(self, open_count: int) -> None:
+        """Answers a client that came when there was no room, before it has said what it wants."""
+        text = f"this front worker has {connections_max()} connections open already, all that its open files allow"
+        self._write_refusal(429, text, Code.OVERLOADED, b"retry-after: 1\r\n")
+        if open_count <= connections_max() + REFUSED_KEPT:
+            self._head_timer = self.loop.call_later(REFUSED_TIMEOUT_S, self._head_timed_out)
+        else:
+            self.transport.close()
+
+    def _write_refusal(self, status: int, text: str, code: Code, header: bytes = b"") -> None:
+        body = error_body(text, code)
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[status] + headers + body)
+        self.transport.write(STATUS_LINE[status] + header + headers + body)
         # A client that is still sending reads this only afterwards, so what it sends is thrown away for a while.
         self.transport.write_eof()
         self._refused = True
-        if self._head_timer is None:
-            self._await_head()
 
     def _answer_is_due(self) -> bool:
         """Whether a request has come in whole and waits for its answer."""

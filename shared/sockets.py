@@ -148,8 +148,14 @@ class RunDirectory:
                     f"run directory {self.path} is in use by {holder}: stop that first, or set HEADWAITER_NAME, or "
                     "HEADWAITER_RUN_DIR where run_dir is set, to another one for this instance"
                 ) from None
-        os.ftruncate(self._locks[0], 0)
-        os.pwrite(self._locks[0], f"{os.getpid()}\n".encode(), 0)
+        # Over what a killed holder has left, which has its space: the disk may be full.
+        holder_line = f"{os.getpid()}\n".encode()
+        try:
+            os.pwrite(self._locks[0], holder_line, 0)
+            os.ftruncate(self._locks[0], len(holder_line))
+        except OSError as error:
+            self._unlock()
+            raise ConfigurationError(f"{lock_file} cannot be written: {error.strerror}; check run_dir") from None
 
     def clean(self) -> None:
         """Removes the socket files that a killed instance left behind. Only the holder of the lock may."""
@@ -216,6 +222,7 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.S
     except zmq.ZMQError as error:
         socket.close(linger=0)
         raise ConfigurationError(f"cannot listen at {endpoint}: {error.strerror}; check run_dir") from None
+    _keep_others_out(endpoint)
     return socket
 
 
@@ -231,6 +238,7 @@ def bind_again(socket: zmq.Socket[bytes], endpoint: str) -> None:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         raise ConfigurationError(f"cannot listen at {endpoint}: {error.strerror}; check run_dir") from None
+    _keep_others_out(endpoint)
 
 
 def connect_dealer(
@@ -274,14 +282,13 @@ def send(socket: zmq.Socket[bytes], parts: Sequence[Buffer]) -> bool:
         zmq.ZMQError: anything else; the socket is closed, or a bug.
     """
     last = len(parts) - 1
+    # All made before the first is sent: what cannot be made would leave half a message behind, and the next one would
+    # be taken for its other half.
+    frames = [_frame(part) for part in parts]
     try:
-        for position, part in enumerate(parts):
-            flags = _NOBLOCK if position == last else _NOBLOCK_MORE
-            if isinstance(part, zmq.Frame):
-                # Received from another socket: relayed by reference, whatever its size.
-                socket.send(part, flags, copy=False)
-            else:
-                socket.send(part, flags, copy=_size_bytes(part) < ZERO_COPY_BYTES_MIN)
+        for position, frame in enumerate(frames):
+            # A frame that was received from another socket is relayed by reference, whatever its size.
+            socket.send(frame, _NOBLOCK if position == last else _NOBLOCK_MORE, copy=not isinstance(frame, zmq.Frame))
     except zmq.ZMQError as error:
         # EHOSTUNREACH: a ROUTER does not know the peer. EAGAIN: a DEALER has no connection; queues are never full,
         # because they have no high-water mark. Both happen at the first frame, so no half message is ever sent.
@@ -320,6 +327,13 @@ def drain(socket: zmq.Socket[bytes], messages_max: int) -> Iterator[list[Buffer]
         yield parts
 
 
+def _frame(part: Buffer) -> Buffer:
+    """What to send for a part: small ones as they are, to be copied, large ones as a frame that refers to them."""
+    if isinstance(part, zmq.Frame) or _size_bytes(part) < ZERO_COPY_BYTES_MIN:
+        return part
+    return cast(Buffer, zmq.Frame(part, copy=False))
+
+
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str) -> zmq.Socket[bytes]:
     if not endpoint.startswith("ipc://"):
         raise ConfigurationError(
@@ -334,6 +348,11 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str) -
     # A peer that announces a larger frame is disconnected before any memory is taken for it.
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
     return socket
+
+
+def _keep_others_out(endpoint: str) -> None:
+    """The directory keeps them out already; this does so too if somebody opens it."""
+    os.chmod(endpoint.removeprefix("ipc://"), 0o600)
 
 
 def _claim(context: zmq.Context[Any]) -> None:

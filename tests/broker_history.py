@@ -38,7 +38,7 @@ from shared.messages import Phase, RequestId, SlotName
 
 FRONT = FrontId(b"front-1")
 QA0, QA1 = SlotName("qa/0"), SlotName("qa/1")
-PULSE_S = 1.0
+PULSE_S = 0.5
 
 
 def model_settings(

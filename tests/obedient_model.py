@@ -33,7 +33,10 @@ def hold_the_gil(seconds: float) -> None:
 def hold_the_gil_for_good(seconds: float) -> None:
     """One single C call, so that the interpreter never gets a chance to switch threads."""
     libc = ctypes.PyDLL(None)
-    libc.sleep(int(seconds))
+    left_s = int(seconds)
+    while left_s:
+        # A signal, such as the one that asks for the stacks, ends it early.
+        left_s = libc.sleep(left_s)
 
 
 def square(number: int) -> int:
@@ -86,6 +89,30 @@ def fail(item: dict[str, Any]) -> None:
     raise ValueError(item.get("text", "told to fail"))
 
 
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names its own; headwaiter goes by the name, so that it needs no torch."""
+
+
+def run_out_of_memory(item: dict[str, Any]) -> None:
+    raise MemoryError
+
+
+def run_out_of_device_memory(item: dict[str, Any]) -> None:
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def compute_square(item: dict[str, Any]) -> int:
+    """Work that takes the time it is told to, and whose right answer its sender knows."""
+    time.sleep(item.get("seconds", 0.0))
+    return square(item["number"])
+
+
+def spin(item: dict[str, Any]) -> None:
+    """An endless loop in Python, as a generation that never meets its end."""
+    while True:
+        pass
+
+
 def use_semaphore(item: dict[str, Any]) -> str:
     """What tqdm and many others do; nobody cleans it up when the process leaves at once."""
     KEPT.append(multiprocessing.get_context("spawn").Lock())
@@ -109,6 +136,10 @@ DEEDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "pool": use_pool,
     "helpers": start_helpers,
     "semaphore": use_semaphore,
+    "square": compute_square,
+    "spin": spin,
+    "memory": run_out_of_memory,
+    "device_memory": run_out_of_device_memory,
     "nan": lambda item: {"score": float("nan"), "scores": [float("inf"), 1.0]},
     "object": lambda item: {"fine": 1, "items": [{"thing": object()}]},
 }

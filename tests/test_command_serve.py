@@ -21,7 +21,7 @@ import pytest
 from model_worker.commands.checks import OPEN_FILES_MIN
 from model_worker.commands.exits import Exit
 from model_worker.commands.progress import progress_table
-from model_worker.commands.supervision import PERMANENT_EXIT_CODES, early_refusal
+from model_worker.commands.supervision import PERMANENT_EXIT_CODES, Program, early_refusal
 from shared.messages import SlotState, Snapshot
 from shared.sockets import RunDirectory
 from shared.version import VERSION
@@ -330,6 +330,16 @@ def events(log: list[str]) -> list[str]:
 def test_only_an_exit_that_no_start_can_mend_is_a_refusal(line: bytes, code: int | None) -> None:
     program = early_refusal(line)
     assert (program and program.exit_status) == code
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_status", "given_up"),
+    [("EXITED", 70, True), ("EXITED", 78, True), ("EXITED", -1, False), ("EXITED", 0, False), ("FATAL", 1, True)],
+)
+def test_a_program_between_its_death_and_its_next_start_has_not_given_up(
+    state: str, exit_status: int, given_up: bool
+) -> None:
+    assert Program("model_worker", state, 0, exit_status).given_up is given_up
 
 
 def test_the_exit_codes_that_no_start_can_mend_are_those_of_the_shipped_file() -> None:

@@ -45,7 +45,7 @@ class BrokerSettings:
     front_silence_s: float = 3.0
     replica_silence_s: float = 3.0
     replica_silence_kill_s: float = 60.0
-    pulse_tolerance_s: float = 1.25
-    """How much older than the truth the last word on a replica's progress may be: pulses come each second."""
+    pulse_tolerance_s: float = 0.7
+    """How much older than the truth the last word on a replica's progress may be: pulses come each half second."""
     stop_timeout_s: float = 5.0
     ageing_s_per_priority: float = 5.0

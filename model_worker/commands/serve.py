@@ -135,6 +135,8 @@ class Service:
     def _turn(self) -> None:
         while self._signals:
             self._handle_signal(self._signals.pop(0))
+        if os.getpid() == 1:
+            self._supervisor.bury_others()
         self._read_news()
         if time.monotonic() < self._next_look_s:
             return

@@ -50,8 +50,11 @@ class Program:
 
     @property
     def given_up(self) -> bool:
-        """Whether it has ended and will not be started again: by its own exit code, or after too many tries."""
-        return self.state in ("EXITED", "FATAL")
+        """Whether it has ended and will not be started again: by its own exit code, or after too many tries.
+
+        After any other end it is `EXITED` as well, for the moment until supervisord starts it again.
+        """
+        return self.state == "FATAL" or (self.state == "EXITED" and self.exit_status in PERMANENT_EXIT_CODES)
 
 
 def early_refusal(line: bytes) -> Program | None:
@@ -131,6 +134,13 @@ class Supervisor:
     def exit_code(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
         return self._running.poll()
+
+    def bury_others(self) -> None:
+        """Collects ended children that this process has not started itself: as the first process of a container it
+        inherits what models have started and left behind."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while (ended := os.waitid(os.P_ALL, 0, flags)) is not None and ended.si_pid != self.pid:
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
     def close(self) -> None:
         """Stops it, if it still runs, and waits for its end."""

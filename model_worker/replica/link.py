@@ -48,7 +48,8 @@ from shared.wire import decode, encode, split_frames
 
 logger = logging.getLogger("model_worker")
 
-PULSE_S = 1.0
+# Twice a second, so that a hang is known, and its stacks are written, within a second of its limit.
+PULSE_S = 0.5
 # Messages taken in before results get their turn to leave.
 MESSAGES_PER_TURN_MAX = 100
 # The broker is on this host and reads all the time: what has not left by then never will.

@@ -12,6 +12,9 @@ from typing import Any
 from shared.errors import InvalidInput
 
 _SHOWN_LENGTH_MAX = 60
+# Each is tokenised by itself before it is known how long all of them are: so many take less than a second, in which
+# the requests behind this one wait.
+_ENTRIES_MAX = 8192
 
 
 def shown(value: object) -> str:
@@ -75,9 +78,19 @@ def texts(name: str, value: object) -> list[str]:
         raise InvalidInput(f"{name} must be a string or a list of strings, got {shown(value)}")
     if not value:
         raise InvalidInput(f"{name} is an empty list: give at least one string")
+    bounded(name, value)
     for index, entry in enumerate(value):
         text(f"{name}[{index}]", entry)
     return value
+
+
+def bounded(name: str, values: Sequence[object]) -> None:
+    """
+    Raises:
+        InvalidInput: more than one request may bring.
+    """
+    if len(values) > _ENTRIES_MAX:
+        raise InvalidInput(f"{name} holds {len(values)} entries; one request may have {_ENTRIES_MAX}: send several")
 
 
 def too_long(name: str, length_tokens: int, limit_tokens: int, remedy: str) -> InvalidInput:

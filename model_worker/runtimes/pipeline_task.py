@@ -379,6 +379,7 @@ def _check_texts(inputs: Any, task: str, arguments: dict[str, Any]) -> None:
     values = inputs if isinstance(inputs, list) else [inputs]
     if not values:
         raise InvalidInput("inputs is an empty list: give at least one text")
+    checks.bounded("inputs", values)
     if arguments.get("is_split_into_words"):
         _check_words(inputs)
         return

@@ -93,6 +93,7 @@ def read_pairs(inputs: object) -> list[Pair]:
         InvalidInput: another shape, or an empty text.
     """
     if isinstance(inputs, list):
+        checks.bounded("inputs", inputs)
         return [_read_pair(f"inputs[{index}]", entry) for index, entry in enumerate(inputs)]
     question, context = _read_object("inputs", inputs)
     if not isinstance(question, list):
@@ -101,6 +102,7 @@ def read_pairs(inputs: object) -> list[Pair]:
                 "inputs.context is a list and inputs.question is not: give as many questions, or one context"
             )
         return [_read_pair("inputs", inputs)]
+    checks.bounded("inputs.question", question)
     if not isinstance(context, list):
         return [
             _pair(entry, context, f"inputs.question[{index}]", "inputs.context") for index, entry in enumerate(question)

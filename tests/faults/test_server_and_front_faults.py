@@ -272,7 +272,14 @@ def test_garbage_on_the_sockets_is_counted_and_dropped(journal: Path) -> None:
 def test_sockets_are_private(journal: Path) -> None:
     with Service([obedient(journal)]) as service:
         service.wait_ready()
-        assert (service.directory / "run").stat().st_mode & 0o777 == 0o700
+        run_directory = service.directory / "run"
+        assert run_directory.stat().st_mode & 0o777 == 0o700
+        for name in ("front.sock", "model.sock"):
+            assert (run_directory / name).stat().st_mode & 0o777 == 0o600
+        # Also those that come back.
+        (run_directory / "front.sock").unlink()
+        wait_for((run_directory / "front.sock").exists, "it is back")
+        wait_for(lambda: (run_directory / "front.sock").stat().st_mode & 0o777 == 0o600, "it is private")
 
 
 def test_totals_are_exact_over_all_fronts_and_survive_one(journal: Path) -> None:

@@ -30,7 +30,7 @@ from tests.simulation.lies import lie_about, lie_about_phase
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-PULSE_S = 1.0
+PULSE_S = 0.5
 ENDS_ITS_PROCESS = (Fault.POISON, Fault.HANGING)
 CRASHES = (-9, -11, -6, 72, 0)
 

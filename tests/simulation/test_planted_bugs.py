@@ -30,7 +30,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.promises import Promise, Violation
 from tests.simulation.world import World
 
-SEEDS_MAX = 150
+SEEDS_MAX = 500
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -92,6 +92,14 @@ def test_messages_of_all_sizes_arrive_in_both_directions(hub: Hub) -> None:
     assert [bytes(frame) for frame in decode(next_message(dealer))[1]] == [bytes(frame) for frame in frames]
 
 
+def test_a_message_of_which_a_part_cannot_be_made_leaves_no_half_behind(hub: Hub) -> None:
+    router, dealer, _ = hub.connected()
+    with pytest.raises(TypeError):
+        send(dealer, [b"small", cast(Buffer, 7)])
+    send(dealer, [b"the next one"])
+    assert [bytes(part) for part in next_message(router)[1:]] == [b"the next one"]
+
+
 def test_received_frames_outlive_their_socket(hub: Hub) -> None:
     router, dealer, _ = hub.connected()
     content = os.urandom(2 * LARGE)
