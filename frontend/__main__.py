@@ -35,8 +35,6 @@ class ExitCode(IntEnum):
 # How long a worker may leave its master's health check unanswered. uvicorn's own 5 s kill a worker that is merely
 # slow; the check is answered by a thread, so only a process that is stopped or broken fails it.
 WORKER_HEALTH_CHECK_S = 30
-# Connections that the kernel holds while no worker is free to accept them.
-BACKLOG = 2048
 # Longer than the usual 60 s of proxies and load balancers: the side that sends requests has to be the one that closes,
 # or some of its requests meet a connection that has just gone.
 KEEP_ALIVE_S = 75
@@ -108,6 +106,8 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         OSError: the host has no address here, or the port is taken.
     """
+    from frontend.limits import backlog
+
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
@@ -118,7 +118,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_S * 1000)
         listener.bind(address)
         # Now, not when the first worker is ready: a port that another process listens on is refused only here.
-        listener.listen(BACKLOG)
+        listener.listen(backlog())
     except OSError:
         listener.close()
         raise
@@ -143,6 +143,7 @@ def run(config: Config, listener: socket.socket) -> int:
 def uvicorn_settings(config: Config) -> uvicorn.Config:
     import uvicorn
 
+    from frontend.limits import backlog
     from shared import logs
 
     packages = Path(__file__).resolve().parents[1]
@@ -153,7 +154,7 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         workers=config.http.workers,
-        backlog=BACKLOG,
+        backlog=backlog(),
         reload=config.http.reload,
         # Never the model workers' source: models stay loaded.
         reload_dirs=[str(packages / "frontend"), str(packages / "shared")] if config.http.reload else None,
