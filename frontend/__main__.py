@@ -173,6 +173,7 @@ def _run_workers(settings: uvicorn.Config, listener: socket.socket) -> int:
     from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
+    from frontend.farewell import refuse_waiting
     from shared.logs import log_event
 
     logger = logging.getLogger("frontend")
@@ -194,10 +195,11 @@ def _run_workers(settings: uvicorn.Config, listener: socket.socket) -> int:
                     log_event(logger, "warning", "front_worker_died", **fields)
 
         def terminate_all(self) -> None:
+            super().terminate_all()
             # As long as this process has it open, the kernel takes connections that no worker will accept any more:
             # clients would wait until the last open request is done, only to be cut off.
-            listener.close()
-            super().terminate_all()
+            refused = refuse_waiting(listener)
+            log_event(logger, "debug", "connections_refused", count=refused)
 
     # Also for one worker: without a master nothing would replace it, and HUP would end it.
     master = Master(settings, sockets=[listener])
