@@ -35,8 +35,6 @@ class ExitCode(IntEnum):
 # How long a worker may leave its master's health check unanswered. uvicorn's own 5 s kill a worker that is merely
 # slow; the check is answered by a thread, so only a process that is stopped or broken fails it.
 WORKER_HEALTH_CHECK_S = 30
-# Connections that the kernel holds while no worker is free to accept them.
-BACKLOG = 2048
 # Longer than the usual 60 s of proxies and load balancers: the side that sends requests has to be the one that closes,
 # or some of its requests meet a connection that has just gone.
 KEEP_ALIVE_S = 75
@@ -107,6 +105,8 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         OSError: the host has no address here, or the port is taken.
     """
+    from frontend.limits import backlog
+
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
@@ -117,7 +117,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_TIMEOUT_S * 1000)
         listener.bind(address)
         # Now, not when the first worker is ready: a port that another process listens on is refused only here.
-        listener.listen(BACKLOG)
+        listener.listen(backlog())
     except OSError:
         listener.close()
         raise
@@ -142,6 +142,7 @@ def run(config: Config, listener: socket.socket) -> int:
 def uvicorn_settings(config: Config) -> uvicorn.Config:
     import uvicorn
 
+    from frontend.limits import backlog
     from shared import logs
 
     packages = Path(__file__).resolve().parents[1]
@@ -152,7 +153,7 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         workers=config.http.workers,
-        backlog=BACKLOG,
+        backlog=backlog(),
         reload=config.http.reload,
         # Never the model workers' source: models stay loaded.
         reload_dirs=[str(packages / "frontend"), str(packages / "shared")] if config.http.reload else None,
@@ -171,6 +172,7 @@ def _run_workers(settings: uvicorn.Config, listener: socket.socket) -> int:
     from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
+    from frontend.farewell import refuse_waiting
     from shared.logs import log_event
 
     logger = logging.getLogger("frontend")
@@ -192,10 +194,11 @@ def _run_workers(settings: uvicorn.Config, listener: socket.socket) -> int:
                     log_event(logger, "warning", "front_worker_died", **fields)
 
         def terminate_all(self) -> None:
+            super().terminate_all()
             # As long as this process has it open, the kernel takes connections that no worker will accept any more:
             # clients would wait until the last open request is done, only to be cut off.
-            listener.close()
-            super().terminate_all()
+            refused = refuse_waiting(listener)
+            log_event(logger, "debug", "connections_refused", count=refused)
 
     # Also for one worker: without a master nothing would replace it, and HUP would end it.
     master = Master(settings, sockets=[listener])

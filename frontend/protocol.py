@@ -8,14 +8,13 @@ Refuses everything behind the head: bodies, deadlines and answers are the applic
 from __future__ import annotations
 
 import asyncio
-import resource
-from functools import cache
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from frontend.direct import WatchedConnection
+from frontend.limits import REFUSED_KEPT, connections_max
 from frontend.surfaces.native import error_body
 from shared.errors import Code
 
@@ -27,20 +26,8 @@ HEAD_TIMEOUT_S = 20.0
 # How long the head of a request that is on its way, or the first one of a new connection, may still take to come when
 # the server stops. A client that sends at once has met a server that took its connection, and will be answered.
 LAST_HEAD_TIMEOUT_S = 1.0
-# Of the files that this process may have open, those that no connection takes: its sockets, its counters, and what a
-# library opens for a moment. Without them a full process could not even refuse, and what it sends might break off.
-FILES_KEPT = 64
-# Some of these hold connections that were refused for a moment, until their clients have read why; the rest of a crowd
-# has to read more quickly.
-REFUSED_KEPT = 24
+# How long a refused connection may stay, so that its client can read why.
 REFUSED_TIMEOUT_S = 1.0
-
-
-@cache
-def connections_max() -> int:
-    """How many connections this process may have open at once."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, soft - FILES_KEPT)
 
 
 class Protocol(WatchedConnection):

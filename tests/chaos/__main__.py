@@ -11,9 +11,11 @@ import argparse
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.chaos import recovery
 from tests.chaos.clients import Clients
@@ -46,6 +48,10 @@ def main(command_line: Sequence[str] | None = None) -> int:
             scene = Scene(subject, clients, ledger, random.Random(arguments.seed))
             stuck = destroy(scene, faults, arguments.minutes * 60)
         starts = subject.starts
+        if ledger.broken or stuck:
+            log = Path(tempfile.gettempdir(), f"chaos-{arguments.seed}.log")
+            log.write_text(subject.log())
+            print(f"the service's log is in {log}", file=sys.stderr)
     print(ledger.text())
     print(
         f"seed {arguments.seed}: `headwaiter serve` was started {starts} times; broken promises: {len(ledger.broken)}"
