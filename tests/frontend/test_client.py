@@ -373,11 +373,12 @@ def test_what_waits_for_a_server_that_gives_up_is_told_the_cause_and_so_is_what_
         with StubBroker(run_dir, models=states, behave=silent) as server:
             waiting = asyncio.create_task(failure(client.predict("echo", 1, timeout_s=600)))
             await until(lambda: server.requests, "the server has it")
+            # A server's last word is its last one.
+            server.pulses = False
             server.tell_all(*encode(ServerPulse(server.epoch, False, states, hopeless=True)))
             error = await waiting
             told = (Code.MODEL_FAILED, "model 'echo' has failed: echo/0: no such weights", None)
             assert (error.code, error.message, error.retry_after_s) == told
-            server.pulses = False
         # There is no server now, and none is waited for, until there is one.
         error = await failure(client.predict("echo", 2, timeout_s=600))
         assert (error.code, error.message, error.retry_after_s) == told
