@@ -22,7 +22,8 @@ from tests.topology import alive, wait_for
 
 # Shorter than what replaces a silent process, longer than what notices it.
 STOP_S = 1.5
-GIVE_UP_S = 60.0
+# A process that is frozen while it has nothing to do is replaced after a minute of silence.
+GIVE_UP_S = 120.0
 # There is one disk, so it is filled by one fault at a time.
 _DISK = threading.Lock()
 

@@ -193,7 +193,7 @@ class Subject:
             and all(slot["state"] == "ready" for slot in status["slots"])
         )
 
-    def wait_whole(self, within_s: float = 90.0) -> None:
+    def wait_whole(self, within_s: float = 120.0) -> None:
         wait_for(self.is_whole, "the service is whole", within_s)
 
 
