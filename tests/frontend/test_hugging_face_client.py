@@ -1,0 +1,335 @@
+"""Hugging Face's `InferenceClient` and `AsyncInferenceClient`, unmodified, against a service with small models."""
+
+from __future__ import annotations
+
+import asyncio
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub.errors import HfHubHTTPError, ValidationError
+
+from tests import tiny_models
+from tests.topology import Service
+
+TEXT = "Paris is the capital of France."
+NEW_TOKENS = 8
+MESSAGES: Any = [{"role": "user", "content": "Where is the fox?"}]
+NOISE = bytes(range(256))
+RATE_HZ = 400
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    directory = tmp_path_factory.mktemp("models")
+    labels = ["good", "bad", "neutral"]
+    implied = ["contradiction", "neutral", "entailment"]
+    save = tiny_models.save
+    saved = {
+        "sentiment": ("sentiment-analysis", save(directory / "a", "BertForSequenceClassification", labels=labels)),
+        "names": ("token-classification", save(directory / "b", "BertForTokenClassification", labels=["O", "B-X"])),
+        "qa": ("question-answering", save(directory / "c", "BertForQuestionAnswering")),
+        "mask": ("fill-mask", save(directory / "d", "BertForMaskedLM")),
+        "labels": ("zero-shot-classification", save(directory / "e", "BertForSequenceClassification", labels=implied)),
+        "features": ("feature-extraction", save(directory / "f", "BertModel")),
+        "vectors": ("embedding", directory / "f"),
+        "text": (
+            "text-generation",
+            save(directory / "g", "LlamaForCausalLM", positions=256, chat_template=tiny_models.CHAT_TEMPLATE, seed=3),
+        ),
+        "speech": ("automatic-speech-recognition", tiny_models.save_speech(directory / "h")),
+    }
+    models: list[dict[str, Any]] = [
+        {"name": name, "model": path, "task": task, "device": "cpu"} for name, (task, path) in saved.items()
+    ]
+    models.append({"name": "media", "model": "tests.media_models:Witness", "device": "cpu"})
+    with Service(models, server={"parallel_loads": 2}) as started:
+        yield started.wait_ready(180)
+
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def ask(request: pytest.FixtureRequest, service: Service) -> Ask:
+    """Calls one method of either client for the model of this name."""
+
+    def ask(name: str, method: str, *arguments: Any, **keywords: Any) -> Any:
+        url = f"{service.url}/hf/{name}"
+        if request.param == "sync":
+            answer = getattr(InferenceClient(url, token="none"), method)(*arguments, **keywords)
+            return list(answer) if keywords.get("stream") else answer
+        return asyncio.run(ask_async(url, method, *arguments, **keywords))
+
+    return ask
+
+
+async def ask_async(url: str, method: str, *arguments: Any, **keywords: Any) -> Any:
+    async with AsyncInferenceClient(url, token="none") as client:
+        answer = await getattr(client, method)(*arguments, **keywords)
+        return [each async for each in answer] if keywords.get("stream") else answer
+
+
+def native(service: Service, name: str, inputs: object, **parameters: object) -> Any:
+    """What the pipeline answers, which the native route hands on as it is."""
+    answer = service.ask(name, inputs, parameters=parameters)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def test_text_classification_gives_every_label_or_the_best(ask: Ask, service: Service) -> None:
+    [expected] = native(service, "sentiment", [TEXT], top_k=None)
+    assert ask("sentiment", "text_classification", TEXT) == expected
+    assert len(expected) == 3
+    assert ask("sentiment", "text_classification", TEXT, top_k=1) == expected[:1]
+    expected = native(service, "sentiment", [TEXT], top_k=None, function_to_apply="sigmoid")
+    assert [ask("sentiment", "text_classification", TEXT, function_to_apply="sigmoid")] == expected
+
+
+def test_token_classification_joins_words_unless_told_otherwise(ask: Ask, service: Service) -> None:
+    joined = ask("names", "token_classification", TEXT)
+    expected = native(service, "names", TEXT, aggregation_strategy="simple")
+    assert [each.entity_group for each in joined] == [each["entity_group"] for each in expected]
+    assert [(each.word, each.start, each.end) for each in joined] == [
+        (each["word"], each["start"], each["end"]) for each in expected
+    ]
+    single = ask("names", "token_classification", TEXT, aggregation_strategy="none", ignore_labels=["X"])
+    assert [each.entity for each in single] == [
+        each["entity"] for each in native(service, "names", TEXT, ignore_labels=["X"])
+    ]
+    assert len(single) > len(joined) > 0
+
+
+def test_question_answering_gives_one_answer_or_several(ask: Ask, service: Service) -> None:
+    question = {"question": "What is Paris?", "context": TEXT}
+    one = ask("qa", "question_answering", **question)
+    expected = native(service, "qa", question)
+    assert (one.answer, one.score, one.start, one.end) == tuple(
+        expected[key] for key in ("answer", "score", "start", "end")
+    )
+    settings = {"top_k": 3, "max_answer_len": 4, "doc_stride": 4, "max_seq_len": 32, "align_to_words": False}
+    several = ask("qa", "question_answering", **question, **settings, handle_impossible_answer=True)
+    assert [each.answer for each in several] == [
+        each["answer"] for each in native(service, "qa", question, **settings, handle_impossible_answer=True)
+    ]
+    assert len(several) == 3
+
+
+def test_fill_mask_gives_sentences(ask: Ask, service: Service) -> None:
+    text = "Paris is the [MASK] of France."
+    assert [each.sequence for each in ask("mask", "fill_mask", text, top_k=2)] == [
+        each["sequence"] for each in native(service, "mask", text, top_k=2)
+    ]
+    [only] = ask("mask", "fill_mask", text, targets=["paris"])
+    assert only.token_str == "paris"
+    assert len(ask("mask", "fill_mask", text)) == 5
+
+
+def test_zero_shot_classification_gives_pairs(ask: Ask, service: Service) -> None:
+    labels = ["travel", "food"]
+    expected = native(service, "labels", TEXT, candidate_labels=labels, multi_label=False)
+    answer = ask("labels", "zero_shot_classification", TEXT, labels)
+    assert [(each.label, each.score) for each in answer] == list(
+        zip(expected["labels"], expected["scores"], strict=True)
+    )
+    template = {"multi_label": True, "hypothesis_template": "It is {}."}
+    expected = native(service, "labels", TEXT, candidate_labels=labels, **template)
+    answer = ask("labels", "zero_shot_classification", TEXT, labels, **template)
+    assert [each.score for each in answer] == expected["scores"]
+
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+
+def test_feature_extraction_gives_a_vector_for_each_text(ask: Ask, service: Service) -> None:
+    for inputs in (TEXT, [TEXT, "Hello world"]):
+        expected = np.array(native(service, "vectors", inputs), "float32")
+        answer = ask("vectors", "feature_extraction", inputs)
+        assert answer.dtype == np.float32
+        np.testing.assert_array_equal(answer, expected)
+    short = ask("vectors", "feature_extraction", TEXT, normalize=True, dimensions=4, encoding_format="float")
+    assert short.shape == (4,)
+    assert np.linalg.norm(short) == pytest.approx(1.0, abs=1e-5)
+    cut = {"truncate": True, "truncation_direction": "left"}
+    long = " ".join([TEXT] * 50)
+    np.testing.assert_array_equal(
+        ask("vectors", "feature_extraction", long, **cut),
+        np.array(native(service, "vectors", long, **cut), "float32"),
+    )
+
+
+def test_feature_extraction_by_a_pipeline_gives_a_vector_for_each_token(ask: Ask, service: Service) -> None:
+    answer = ask("features", "feature_extraction", TEXT)
+    np.testing.assert_array_equal(answer, np.array(native(service, "features", TEXT), "float32"))
+    assert answer.ndim == 3
+    assert ask("features", "feature_extraction", " ".join([TEXT] * 50), truncate=True).shape[1] == 64
+
+
+def test_sentence_similarity_is_the_cosine_of_the_vectors(ask: Ask, service: Service) -> None:
+    sentences = [TEXT, "Hello world", "one two three"]
+    source, *others = np.array(native(service, "vectors", [TEXT, *sentences]))
+    expected = [other @ source / np.linalg.norm(other) / np.linalg.norm(source) for other in others]
+    answer = ask("vectors", "sentence_similarity", TEXT, sentences)
+    assert answer == pytest.approx(expected, abs=1e-5)
+    assert answer[0] == pytest.approx(1.0)
+    url = "vectors/pipeline/sentence-similarity"
+    assert ask(url, "sentence_similarity", TEXT, sentences) == answer
+
+
+# --- text generation -------------------------------------------------------------------------------------------------
+
+
+def test_text_generation_writes_what_the_native_route_does(ask: Ask, service: Service) -> None:
+    expected = native(service, "text", TEXT, max_new_tokens=NEW_TOKENS)["generated_text"]
+    assert ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS) == expected
+    full = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS, return_full_text=True)
+    assert full == TEXT + expected
+    settings = {"do_sample": True, "temperature": 2.0, "top_k": 50, "top_p": 0.9, "seed": 7, "repetition_penalty": 1.1}
+    drawn = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS, frequency_penalty=0.5, **settings)
+    assert (
+        drawn
+        == native(service, "text", TEXT, max_new_tokens=NEW_TOKENS, frequency_penalty=0.5, **settings)["generated_text"]
+    )
+    cut = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS, truncate=3)
+    assert cut == native(service, "text", TEXT, max_new_tokens=NEW_TOKENS, truncate=3)["generated_text"]
+
+
+def test_details_tell_each_token(ask: Ask, service: Service) -> None:
+    told = native(service, "text", TEXT, max_new_tokens=NEW_TOKENS, logprobs=2, seed=5)
+    answer = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS, details=True, seed=5, top_n_tokens=2)
+    assert answer.generated_text == told["generated_text"]
+    details = answer.details
+    assert (details.finish_reason, details.generated_tokens, details.seed) == ("length", NEW_TOKENS, 5)
+    assert [token.id for token in details.tokens] == [token["token_id"] for token in told["logprobs"]]
+    assert [token.logprob for token in details.tokens] == [token["logprob"] for token in told["logprobs"]]
+    assert [len(likely) for likely in details.top_tokens] == [2] * NEW_TOKENS
+    assert details.prefill == []
+    plain = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS, details=True)
+    assert (plain.details.top_tokens, plain.details.seed) == (None, None)
+
+
+def test_a_stream_is_the_same_text_in_pieces(ask: Ask) -> None:
+    whole = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS)
+    pieces = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS, stream=True)
+    assert "".join(pieces) == whole
+    assert len(pieces) > 2
+
+
+def test_a_stream_with_details_has_an_event_for_each_token(ask: Ask) -> None:
+    whole = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS, details=True, seed=5)
+    events = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS, details=True, seed=5, stream=True)
+    assert [event.token.id for event in events] == [token.id for token in whole.details.tokens]
+    assert [event.index for event in events] == list(range(1, NEW_TOKENS + 1))
+    assert "".join(event.token.text for event in events) == whole.generated_text
+    assert [event.generated_text for event in events] == [None] * (NEW_TOKENS - 1) + [whole.generated_text]
+    details = events[-1].details
+    assert (details.finish_reason, details.generated_tokens, details.seed) == ("length", NEW_TOKENS, 5)
+    assert details.input_length > 0
+
+
+def test_a_stop_string_and_an_end_token_are_told_apart(ask: Ask, service: Service) -> None:
+    whole = native(service, "text", TEXT, max_new_tokens=NEW_TOKENS)["generated_text"]
+    stop = whole[2:4]
+    answer = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS, stop=[stop], details=True)
+    assert answer.details.finish_reason == "stop_sequence"
+    assert answer.generated_text == whole[: whole.index(stop)]
+    schema = {"enum": [1]}
+    grammar: Any = {"type": "json", "value": schema}
+    answer = ask("text", "text_generation", TEXT, max_new_tokens=NEW_TOKENS, grammar=grammar, details=True)
+    assert (answer.generated_text, answer.details.finish_reason) == ("1", "eos_token")
+    assert answer.details.tokens[-1].special
+
+
+def test_chats_are_answered_below_the_model(ask: Ask, service: Service) -> None:
+    expected = native(service, "text", MESSAGES, max_new_tokens=NEW_TOKENS)
+    answer = ask("text", "chat_completion", MESSAGES, max_tokens=NEW_TOKENS)
+    assert answer.choices[0].message.content == expected["generated_text"]
+    assert (answer.model, answer.usage.completion_tokens) == ("text", expected["generated_tokens"])
+    chunks = ask("text", "chat_completion", MESSAGES, max_tokens=NEW_TOKENS, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected["generated_text"]
+    form: Any = {"type": "json_schema", "json_schema": {"name": "one", "schema": {"enum": [1]}}}
+    kept = ask("text", "chat_completion", MESSAGES, max_tokens=NEW_TOKENS, response_format=form)
+    assert kept.choices[0].message.content == "1"
+
+
+@pytest.mark.parametrize("path", ["", "/v1", "/v1/", "/models/text", "/hf/text/v1", "/hf/text/"])
+def test_a_chat_finds_its_model_by_any_url(service: Service, path: str) -> None:
+    client = InferenceClient(base_url=f"{service.url}{path}", api_key="none")
+    answer = client.chat.completions.create(messages=MESSAGES, max_tokens=2)
+    assert answer.model == "text"
+    assert answer.usage.completion_tokens == 2
+
+
+# --- pictures and sound ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["image_classification", "audio_classification", "object_detection"])
+def test_bytes_and_files_arrive_as_they_are(ask: Ask, method: str, tmp_path: Path) -> None:
+    for name in ("a.png", "a.flac", "a"):
+        (tmp_path / name).write_bytes(NOISE)
+    for content in (NOISE, tmp_path / "a.png", str(tmp_path / "a.flac"), tmp_path / "a", bytearray(NOISE)):
+        [answer] = ask("media", method, content)
+        assert (answer.label, answer.score) == (NOISE.hex(), 0)
+    parameter = {"threshold": 0.5} if method == "object_detection" else {"top_k": 3}
+    [answer] = ask("media", method, NOISE, **parameter)
+    assert (answer.label, answer.score) == (NOISE.hex(), 1)
+
+
+def test_zero_shot_image_classification_sends_labels_beside_the_picture(ask: Ask) -> None:
+    [answer] = ask("media", "zero_shot_image_classification", NOISE, ["a", "b"], hypothesis_template="a {}")
+    assert (answer.label, answer.score) == (NOISE.hex(), 2)
+
+
+def test_speech_is_recognised_in_wav_bytes_and_files(ask: Ask, service: Service, tmp_path: Path) -> None:
+    samples = (np.sin(np.arange(2 * RATE_HZ) / 3.0) * 20_000).astype("<i2")
+    path = tmp_path / "a.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE_HZ)
+        file.writeframes(samples.tobytes())
+    expected = native(service, "speech", {"raw": (samples / 32768).tolist(), "sampling_rate": RATE_HZ})
+    assert ask("speech", "automatic_speech_recognition", path.read_bytes()).text == expected["text"]
+    assert ask("speech", "automatic_speech_recognition", path).text == expected["text"]
+    timed = ask("speech", "automatic_speech_recognition", path, extra_body={"return_timestamps": "char"})
+    assert timed.text == expected["text"]
+    assert all(len(chunk.timestamp) == 2 for chunk in timed.chunks)
+
+
+# --- errors and operations -------------------------------------------------------------------------------------------
+
+
+def test_refusals_are_typed_and_name_the_cause(ask: Ask) -> None:
+    with pytest.raises(ValidationError, match="temperature"):
+        ask("text", "text_generation", TEXT, temperature=-1.0)
+    with pytest.raises(ValidationError, match="temperature"):
+        ask("text", "text_generation", TEXT, temperature=-1.0, stream=True)
+    with pytest.raises(ValidationError, match="typical_p is not supported"):
+        ask("text", "text_generation", TEXT, typical_p=0.5)
+    with pytest.raises(HfHubHTTPError, match=r"no model is called 'nobody'.*sentiment") as raised:
+        ask("nobody", "text_classification", TEXT)
+    assert raised.value.response.status_code == 404
+    with pytest.raises(HfHubHTTPError, match="top_k"):
+        ask("sentiment", "text_classification", TEXT, top_k=0)
+    with pytest.raises(HfHubHTTPError, match="truncation"):
+        ask("sentiment", "text_classification", " ".join([TEXT] * 50))
+    with pytest.raises(HfHubHTTPError, match="is for text-classification"):
+        ask("sentiment", "chat_completion", MESSAGES)
+    with pytest.raises(HfHubHTTPError, match="encoding_format"):
+        ask("vectors", "feature_extraction", TEXT, encoding_format="base64")
+    with pytest.raises(HfHubHTTPError, match="logit_bias"):
+        ask("text", "chat_completion", MESSAGES, logit_bias=[1.0])
+
+
+def test_health_and_info_are_told(service: Service) -> None:
+    client = InferenceClient(f"{service.url}/hf/vectors", provider="hf-inference", token="none")
+    assert client.health_check()
+    assert client.get_endpoint_info()["model_id"] == "vectors"
+    assert not client.health_check(f"{service.url}/hf/nobody")
