@@ -35,8 +35,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         "qa": ("question-answering", save(directory / "c", "BertForQuestionAnswering")),
         "mask": ("fill-mask", save(directory / "d", "BertForMaskedLM")),
         "labels": ("zero-shot-classification", save(directory / "e", "BertForSequenceClassification", labels=implied)),
-        "features": ("feature-extraction", save(directory / "f", "BertModel")),
-        "vectors": ("embedding", directory / "f"),
+        "vectors": ("embedding", save(directory / "f", "BertModel")),
         "text": (
             "text-generation",
             save(directory / "g", "LlamaForCausalLM", positions=256, chat_template=tiny_models.CHAT_TEMPLATE, seed=3),
@@ -163,13 +162,6 @@ def test_feature_extraction_gives_a_vector_for_each_text(ask: Ask, service: Serv
         ask("vectors", "feature_extraction", long, **cut),
         np.array(native(service, "vectors", long, **cut), "float32"),
     )
-
-
-def test_feature_extraction_by_a_pipeline_gives_a_vector_for_each_token(ask: Ask, service: Service) -> None:
-    answer = ask("features", "feature_extraction", TEXT)
-    np.testing.assert_array_equal(answer, np.array(native(service, "features", TEXT), "float32"))
-    assert answer.ndim == 3
-    assert ask("features", "feature_extraction", " ".join([TEXT] * 50), truncate=True).shape[1] == 64
 
 
 def test_sentence_similarity_is_the_cosine_of_the_vectors(ask: Ask, service: Service) -> None:
