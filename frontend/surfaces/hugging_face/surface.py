@@ -33,6 +33,9 @@ CHAT = "/v1/chat/completions"
 # `options` is what the hosted API took beside the rest (`wait_for_model`, `use_cache`); requests always wait here.
 _KEYS = ("inputs", "parameters", "stream", "options")
 
+# Enough of a body to see whether it is JSON.
+_HEAD_BYTES = 64
+
 
 class HuggingFaceSurface(Surface):
     """See the module."""
@@ -46,6 +49,7 @@ class HuggingFaceSurface(Surface):
         return [
             self.hot_route(f"/models/{{name:path}}{CHAT}", self._chat),
             self.hot_route("/models/{name:path}/pipeline/{task}", self._task),
+            self.hot_route(f"/hf{CHAT}", self._chat),
             self.hot_route(f"/hf/{{name:path}}{CHAT}", self._chat),
             self.hot_route("/hf/{name:path}/pipeline/{task}", self._task),
             self.hot_route("/hf/{name:path}", self._task),
@@ -186,7 +190,7 @@ def read_request(body: bytes, task: tasks.Task) -> tuple[object, Parameters, boo
     Raises:
         RequestError: `bad_request`, where it is not JSON; `invalid_input`, where it is not a request.
     """
-    if task.takes_bytes and body and not body.lstrip().startswith(b"{"):
+    if task.takes_bytes and body and not body[:_HEAD_BYTES].lstrip().startswith(b"{"):
         # No picture and no recording begins so.
         return body, {}, False
     request = read_object(body, '{"inputs": …}')
