@@ -212,8 +212,8 @@ def test_an_end_token_is_told_by_being_special() -> None:
         ([score(1, "a")], "stop_sequence"),
         ([], "eos_token"),
     ):
-        [answer]: Any = request.whole(told("a", scores))
-        assert answer["details"]["finish_reason"] == reason
+        answer: Any = request.whole(told("a", scores))
+        assert answer[0]["details"]["finish_reason"] == reason
 
 
 @pytest.mark.parametrize(
