@@ -146,8 +146,9 @@ class ModelConfig(_Section):
     inside an installed Python package, or `my_module:MyModel` for a class of your own. A relative path starts at the
     configuration file's directory; given as a flag or in the environment, at the working directory."""
     task: str = ""
-    """`embedding`, `question-answering`, `text-generation`, or any task of transformers' pipelines. Default: the one
-    that the weights are made for, where their files on this machine tell it. Not used with a class of your own."""
+    """`embedding`, `question-answering`, `text-generation`, `summarization`, `translation`, `text2text-generation`, or
+    any task of transformers' pipelines. Default: the one that the weights are made for, where their files on this
+    machine tell it. Not used with a class of your own."""
     devices: tuple[str, ...] = ("auto",)
     """Where the replicas go: `auto`, `cpu`, `mps`, `cuda` (any free one), `cuda:N`, `N`, `GPU-…` or `MIG-…`."""
     replicas: int | None = Field(None, ge=1, le=1024)

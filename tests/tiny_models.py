@@ -138,6 +138,44 @@ def save(
     return directory
 
 
+def save_translator(directory: Path, class_name: str, *, positions: int = 64) -> Path:
+    """Writes a model with an encoder and a decoder (`BartForConditionalGeneration`, `T5ForConditionalGeneration`)."""
+    tokenizer = _roberta_tokenizer()
+    tokenizer.model_max_length = positions
+    sizes = {
+        "BartForConditionalGeneration": {
+            "d_model": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+            "max_position_embeddings": positions,
+            "init_std": INITIAL_STD,
+            "decoder_start_token_id": 2,
+            "forced_eos_token_id": None,
+        },
+        "T5ForConditionalGeneration": {
+            "d_model": 16,
+            "d_kv": 8,
+            "d_ff": 32,
+            "num_layers": 1,
+            "num_heads": 2,
+            "initializer_factor": 4.0,
+            "decoder_start_token_id": 1,
+        },
+    }[class_name]
+    model_class = getattr(transformers, class_name)
+    ends = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    config = model_class.config_class(vocab_size=len(tokenizer), **ends, **sizes)
+    with torch.random.fork_rng(devices=[]), loading.quiet_libraries():
+        torch.manual_seed(0)
+        model_class(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
 def save_speech(directory: Path) -> Path:
     """Writes a speech recogniser (CTC) that takes 400 Hz recordings."""
     letters = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefgh"]

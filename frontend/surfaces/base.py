@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -386,7 +387,7 @@ class Surface(ABC):
 
     def hot_route(self, path: str, handle: Handler) -> Route:
         """One POST route."""
-        label = path.replace(":path}", "}")
+        label = re.sub(r":\w+}", "}", path)
         return Route(path, HotRoute(self, label, handle), methods=["POST"], name=f"{self.name} {label}")
 
 

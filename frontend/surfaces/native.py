@@ -1,4 +1,4 @@
-"""The native dialect: `POST /models/{name}` with `{"inputs": …, "parameters": {…}}`, as Hugging Face clients send it.
+"""The native dialect: `POST /models/{name}` with `{"inputs": …, "parameters": {…}}`.
 
 The answer is the model's result as it is, without an envelope. With one model configured, `POST /` asks that one.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.routing import Route
 
 from frontend.json_bodies import json_type, read_object
@@ -54,13 +55,22 @@ ERROR_SCHEMA: dict[str, Any] = {
 }
 
 
+class _ModelName(PathConvertor):
+    """Any path, but for those below a model that belong to another dialect."""
+
+    regex = r"(?!.*/(?:pipeline/[^/]*|v1/chat/completions)$).*"
+
+
+register_url_convertor("model_name", _ModelName())
+
+
 class NativeSurface(Surface):
     """See the module."""
 
     name: ClassVar[str] = "native"
 
     def routes(self) -> Iterable[Route]:
-        return [self.hot_route("/models/{name:path}", self._named), self.hot_route("/", self._only)]
+        return [self.hot_route("/models/{name:model_name}", self._named), self.hot_route("/", self._only)]
 
     def error_body(self, error: RequestError) -> bytes:
         return error_body(error.message, error.code, error.detail)

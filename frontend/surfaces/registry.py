@@ -1,4 +1,7 @@
-"""Which HTTP dialects there are: `name: "module:class"`. Imported by name, so that a dialect can be left out."""
+"""Which HTTP dialects there are: `name: "module:class"`. Imported by name, so that a dialect can be left out.
+
+A request is compared with the routes in this order, so the one that is asked most comes first.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from frontend.surfaces.base import Surface
 
 SURFACES: Mapping[str, str] = MappingProxyType(
     {
-        "openai": "frontend.surfaces.openai.surface:OpenAISurface",
         "native": "frontend.surfaces.native:NativeSurface",
+        "openai": "frontend.surfaces.openai.surface:OpenAISurface",
+        "hugging_face": "frontend.surfaces.hugging_face.surface:HuggingFaceSurface",
     }
 )
 

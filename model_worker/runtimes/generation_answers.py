@@ -92,15 +92,17 @@ def decoded(decoder: Any, before: Sequence[int], ids: Sequence[int], skip_specia
 
 
 def _scores(scores: Iterable[TokenScore], decoder: Any) -> list[dict[str, object]]:
+    special_ids = frozenset(decoder.all_special_ids)
+
+    def told(token_id: int, logprob: float) -> dict[str, object]:
+        # A token that is only part of a character shows as a replacement character; its id says which one it is.
+        token = {"token": decoder.decode([token_id]), "token_id": token_id, "logprob": logprob}
+        return {**token, "special": True} if token_id in special_ids else token
+
     return [
         {
-            **_score(decoder, score.token_id, score.logprob),
-            **({"top": [_score(decoder, *likely) for likely in score.top]} if score.top else {}),
+            **told(score.token_id, score.logprob),
+            **({"top": [told(*likely) for likely in score.top]} if score.top else {}),
         }
         for score in scores
     ]
-
-
-def _score(decoder: Any, token_id: int, logprob: float) -> dict[str, object]:
-    # A token that is only part of a character shows as a replacement character; its id says which one it is.
-    return {"token": decoder.decode([token_id]), "token_id": token_id, "logprob": logprob}

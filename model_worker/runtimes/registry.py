@@ -26,6 +26,7 @@ RUNTIMES: dict[str, str] = {
     tasks.EMBEDDING: "model_worker.runtimes.embedding:EmbeddingModel",
     tasks.QUESTION_ANSWERING: "model_worker.runtimes.question_answering:QuestionAnsweringModel",
     tasks.TEXT_GENERATION: "model_worker.runtimes.generation:GenerationModel",
+    **dict.fromkeys(tasks.TEXT_TO_TEXT_TASKS, "model_worker.runtimes.text_to_text:TextToTextModel"),
     **dict.fromkeys(tasks.PIPELINE_TASKS, _PIPELINE_RUNTIME),
 }
 """`module:attribute` by task; the attribute is called with the `RuntimeSpec`. A new task is one line here."""

@@ -13,6 +13,10 @@ from shared.suggestions import did_you_mean
 EMBEDDING = "embedding"
 QUESTION_ANSWERING = "question-answering"
 TEXT_GENERATION = "text-generation"
+SUMMARIZATION = "summarization"
+TRANSLATION = "translation"
+TEXT_TO_TEXT = "text2text-generation"
+TEXT_TO_TEXT_TASKS = (SUMMARIZATION, TEXT_TO_TEXT, TRANSLATION)
 
 # The names that transformers' own pipelines go by, without those tasks that have a runtime of their own.
 PIPELINE_TASKS: tuple[str, ...] = (
@@ -59,6 +63,7 @@ _ARCHITECTURE_ENDINGS: dict[str, tuple[str, ...]] = {
     "fill-mask": ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel"),
     QUESTION_ANSWERING: ("ForQuestionAnswering", "ForQuestionAnsweringSimple"),
     TEXT_GENERATION: ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"),
+    **dict.fromkeys(TEXT_TO_TEXT_TASKS, ("ForConditionalGeneration", "MTModel", "EncoderDecoderModel")),
     "audio-classification": ("ForSequenceClassification", "ForAudioClassification"),
     "automatic-speech-recognition": ("ForCTC", "ForTDT", "ForConditionalGeneration", "EncoderDecoderModel"),
     "image-classification": ("ForImageClassification", "ForImageClassificationWithTeacher"),
@@ -85,7 +90,9 @@ _HEADLESS_TASKS = (EMBEDDING, "feature-extraction")
 
 def known_tasks() -> tuple[str, ...]:
     """Every value that `task` may have, aliases included, sorted."""
-    return tuple(sorted({EMBEDDING, QUESTION_ANSWERING, TEXT_GENERATION, *PIPELINE_TASKS, *ALIASES}))
+    return tuple(
+        sorted({EMBEDDING, QUESTION_ANSWERING, TEXT_GENERATION, *TEXT_TO_TEXT_TASKS, *PIPELINE_TASKS, *ALIASES})
+    )
 
 
 def canonical(task: str) -> str:

@@ -178,7 +178,7 @@ def test_a_refused_field_is_named(client: openai.OpenAI, broker: StubBroker) -> 
     [
         ("GET", "/v1/nothing", b"", 404, "unknown_url"),
         ("POST", "/v1/nothing", b"{}", 404, "unknown_url"),
-        ("GET", "/v1", b"", 404, "unknown_url"),
+        ("GET", "/v1", b"", 405, "method_not_allowed"),
         ("GET", "/v1/chat/completions", b"", 405, "method_not_allowed"),
         ("POST", "/v1/models", b"", 405, "method_not_allowed"),
         ("POST", "/v1/chat/completions", b"", 400, "bad_request"),

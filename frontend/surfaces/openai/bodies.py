@@ -277,6 +277,9 @@ def _schema(form: object) -> object:
     match form:
         case None | {"type": "text"}:
             return None
+        case {"type": "json_object" | "json", "value": dict(schema)}:
+            # Not OpenAI's: what Hugging Face's client makes of `json_schema`.
+            return schema
         case {"type": "json_object"}:
             return {"type": "object"}
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:

@@ -51,7 +51,7 @@ _GENERATION: dict[str, Any] = {
     "min_p": {**_NUMBER, "description": "Not OpenAI's."},
     "repetition_penalty": {**_NUMBER, "description": "Not OpenAI's."},
 }
-_CHAT_SCHEMA: dict[str, Any] = {
+CHAT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["model", "messages"],
     "properties": {
@@ -127,7 +127,7 @@ _HELLO = [{"role": "user", "content": "What is the capital of France?"}]
 def paths(error_body: Callable[[RequestError], bytes], *, secured: bool) -> dict[str, Any]:
     """OpenAPI path items by path."""
     described = (
-        (CHAT, "Answer a conversation", _CHAT_SCHEMA, {"model": "smollm2", "messages": _HELLO}),
+        (CHAT, "Answer a conversation", CHAT_SCHEMA, {"model": "smollm2", "messages": _HELLO}),
         (COMPLETIONS, "Write on", _COMPLETION_SCHEMA, {"model": "smollm2", "prompt": "The capital of France is"}),
         (EMBEDDINGS, "Turn texts into vectors", _EMBEDDING_SCHEMA, {"model": "minilm", "input": "A great day."}),
     )

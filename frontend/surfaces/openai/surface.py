@@ -22,10 +22,12 @@ from frontend.surfaces.openai import description, errors
 from frontend.surfaces.openai.answers import ChatFormat, CompletionFormat, Events, Format
 from frontend.surfaces.openai.bodies import Generation, read_chat, read_completion, read_embedding
 from frontend.surfaces.openai.vectors import write_vectors
-from shared.errors import RequestError, UnknownModel
+from shared.errors import Code, RequestError, UnknownModel
 
 TEXT_GENERATION = "text-generation"
 EMBEDDING = "embedding"
+# What Hugging Face's client calls a model of which it knows the URL alone.
+NAMELESS = "dummy"
 
 
 class OpenAISurface(Surface):
@@ -50,7 +52,7 @@ class OpenAISurface(Surface):
         return [self.hot_route(path, handler) for path, handler in handlers.items()]
 
     async def _chat(self, exchange: Exchange, body: bytes) -> int:
-        request = read_chat(read_object(body, description.CHAT_EXAMPLE))
+        request = read_chat(self._named(read_object(body, description.CHAT_EXAMPLE)))
         return await self._generate(exchange, request, ChatFormat(request))
 
     async def _complete(self, exchange: Exchange, body: bytes) -> int:
@@ -72,6 +74,17 @@ class OpenAISurface(Surface):
             answer = await exchange.predict(request.texts, request.parameters)
         vectors = write_vectors(answer.value, len(request.texts), request.model, is_base64=request.is_base64)
         return await exchange.respond(200, timing_headers(answer), vectors)
+
+    def _named(self, fields: dict[str, object]) -> dict[str, object]:
+        """The same fields, with the only model for text in place of the word for a model without a name."""
+        if fields.get("model") != NAMELESS or NAMELESS in self.services.client.model_names():
+            return fields
+        names = [name for name, task in self._tasks().items() if task == TEXT_GENERATION]
+        if len(names) != 1:
+            fitting = ", ".join(names) or "none here"
+            text = f"model {NAMELESS!r} means the only one for {TEXT_GENERATION}; those there are: {fitting}"
+            raise RequestError(f"{text}: name one, or ask /hf/NAME", code=Code.UNKNOWN_MODEL)
+        return {**fields, "model": names[0]}
 
     def _choose_model(self, exchange: Exchange, name: str, task: str) -> None:
         exchange.choose_model(name)
