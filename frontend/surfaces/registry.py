@@ -13,6 +13,7 @@ SURFACES: Mapping[str, str] = MappingProxyType(
     {
         "openai": "frontend.surfaces.openai.surface:OpenAISurface",
         "native": "frontend.surfaces.native:NativeSurface",
+        "open_inference": "frontend.surfaces.open_inference.surface:OpenInferenceSurface",
     }
 )
 
