@@ -71,7 +71,7 @@ def read_inference(body: bytes, headers: Headers) -> Inference:
     head, data = _split(body, headers)
     if head is None:
         return _raw(data)
-    request = read_object(bytes(head), EXAMPLE)
+    request = read_object(head, EXAMPLE)
     parameters = _object(request.get("parameters"), "parameters")
     is_binary = _flag(parameters.pop("binary_data_output", False), "parameters.binary_data_output")
     identifier = request.get("id")
@@ -88,21 +88,20 @@ def read_inference(body: bytes, headers: Headers) -> Inference:
     )
 
 
-def _split(body: bytes, headers: Headers) -> tuple[memoryview | None, memoryview]:
-    """The JSON, and the bytes behind it; None for the JSON where there is none of it."""
-    whole = memoryview(body)
+def _split(body: bytes, headers: Headers) -> tuple[bytes | None, memoryview]:
+    """The JSON, and the bytes behind it, uncopied; None for the JSON where there is none of it."""
     text = headers.get(LENGTH_HEADER)
     if text is None:
-        return whole, whole[len(whole) :]
+        return body, memoryview(b"")
     shown = repr(text[:40].decode("latin-1"))
     if not text.isdigit() or len(text) > _DIGITS_MAX:
         name = "Inference-Header-Content-Length"
         raise RequestError(f"{name} {shown} is not a number of bytes", code=Code.BAD_REQUEST)
     length = int(text)
-    if length > len(whole):
-        reason = f"is more than the {len(whole)} bytes of the body"
+    if length > len(body):
+        reason = f"is more than the {len(body)} bytes of the body"
         raise RequestError(f"Inference-Header-Content-Length {length} {reason}", code=Code.BAD_REQUEST)
-    return (whole[:length] if length else None), whole[length:]
+    return body[:length] or None, memoryview(body)[length:]
 
 
 def _raw(data: memoryview) -> Inference:

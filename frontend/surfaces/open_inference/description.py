@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from frontend.openapi import error_responses, post_operation
@@ -51,8 +51,10 @@ _INDEX: dict[str, Any] = {
 _TAG = "Open Inference Protocol"
 
 
-def paths(error_body: Callable[[RequestError], bytes], *, secured: bool) -> dict[str, Any]:
-    """OpenAPI path items by path."""
+def paths(
+    error_body: Callable[[RequestError], bytes], names: Sequence[str], version: str, *, secured: bool
+) -> dict[str, Any]:
+    """OpenAPI path items by path. `names` are those of the models, `version` is that of each."""
     # What a model refuses is 400 here.
     responses = error_responses(_ERROR, error_body)
     del responses["422"]
@@ -73,14 +75,16 @@ def paths(error_body: Callable[[RequestError], bytes], *, secured: bool) -> dict
         answer="A list of `name`, `version`, `state` and `reason`.",
         **common,
     )
+    name_in_path, version_in_path = _in_path("name", names), _in_path("version", [version])
     return {
-        "/v2/models/{name}/infer": infer | _in_path("name"),
-        "/v2/models/{name}/versions/{version}/infer": infer | _in_path("name", "version"),
+        "/v2/models/{name}/infer": infer | {"parameters": [name_in_path]},
+        "/v2/models/{name}/versions/{version}/infer": infer | {"parameters": [name_in_path, version_in_path]},
         "/v2/repository/index": index,
     }
 
 
-def _in_path(*names: str) -> dict[str, Any]:
-    return {
-        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    }
+def _in_path(name: str, values: Sequence[str]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    if values:
+        schema["enum"] = list(values)
+    return {"name": name, "in": "path", "required": True, "schema": schema}

@@ -217,7 +217,9 @@ class OpenInferenceSurface(Surface):
         return errors.body(text)
 
     def openapi_paths(self) -> dict[str, Any]:
-        return description.paths(self.error_body, secured=bool(self.services.config.http.api_keys))
+        names = [model.name for model in self.services.config.models]
+        secured = bool(self.services.config.http.api_keys)
+        return description.paths(self.error_body, names, metadata.MODEL_VERSION, secured=secured)
 
 
 def _both(
