@@ -53,6 +53,10 @@ class Call:
         # A call may be given up before it is awaited; its error is then nobody's business, and no warning's either.
         self._future.exception()
 
+    def ended_with(self, error: RequestError) -> bool:
+        future = self._future
+        return future.done() and not future.cancelled() and future.exception() is error
+
     def push(self, value: object, size_bytes: int) -> bool:
         self.fail(RequestError("the model server streamed an answer that was not to be streamed", code=Code.INTERNAL))
         return False
@@ -69,6 +73,10 @@ class Calls:
 
     def __await__(self) -> Generator[object, None, list[Answer]]:
         return asyncio.gather(*(call._future for call in self._calls)).__await__()
+
+    def number_of(self, error: RequestError) -> int | None:
+        """Which request ended with this error, counted from 0; None if none did."""
+        return next((number for number, call in enumerate(self._calls) if call.ended_with(error)), None)
 
     def abandon(self) -> None:
         """As `Call.abandon`, for all of them."""

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from frontend.direct import has_message
+from frontend.encodings import ENCODINGS, IDENTITY, expanded
 from shared.errors import Code, RequestError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -70,13 +71,22 @@ class BodyReader:
         self._total_bytes = 0
 
     async def read(self, headers: Headers, receive: Receive, deadline_s: float) -> bytes:
-        """The whole body. `deadline_s` is on the event loop's clock.
+        """The whole body, without the encoding it came in. `deadline_s` is on the event loop's clock.
 
         Raises:
             ClientGone: it will never be whole.
             RequestError: `too_large`, `bad_request` (its length or encoding), `overloaded`, or `deadline_exceeded`.
         """
-        _check_encoding(headers)
+        encoding = _encoding(headers)
+        body = await self._read_encoded(headers, receive, deadline_s)
+        if encoding == IDENTITY:
+            return body
+        content = expanded(body, encoding, self._body_bytes_max)
+        if content is None:
+            raise self._too_large()
+        return content
+
+    async def _read_encoded(self, headers: Headers, receive: Receive, deadline_s: float) -> bytes:
         self._check_length(headers)
         message = await _receive_until(receive, deadline_s)
         body: bytes = message.get("body", b"")
@@ -124,11 +134,14 @@ class BodyReader:
         return RequestError(text, code=Code.TOO_LARGE, detail={"body_bytes_max": self._body_bytes_max})
 
 
-def _check_encoding(headers: Headers) -> None:
-    encoding = headers.get(b"content-encoding", b"identity")
-    if encoding.strip().lower() != b"identity":
-        text = f"Content-Encoding {_shown(encoding)} is not read here: send the body as it is"
+def _encoding(headers: Headers) -> bytes:
+    given = headers.get(b"content-encoding", IDENTITY)
+    encoding = given.strip().lower()
+    if encoding not in ENCODINGS:
+        known = ", ".join(name.decode() for name in ENCODINGS if name != IDENTITY)
+        text = f"Content-Encoding {_shown(given)} is not read here: send the body as it is, or in one of {known}"
         raise RequestError(text, code=Code.BAD_REQUEST)
+    return encoding
 
 
 async def _receive_until(receive: Receive, deadline_s: float) -> MutableMapping[str, Any]:
@@ -163,15 +176,23 @@ def request_timeout_s(headers: Headers, default_s: float, max_s: float) -> float
         raise RequestError(
             f"X-Request-Timeout {_shown(text)} is not a positive number of seconds, such as 2.5", code=Code.BAD_REQUEST
         )
+    check_timeout(f"X-Request-Timeout {_shown(text)}", seconds, max_s, remedy=f"send at most {max_s:g}")
+    return seconds
+
+
+def check_timeout(said: str, seconds: float, max_s: float, *, remedy: str) -> None:
+    """`said` is what the client wrote.
+
+    Raises:
+        RequestError: `invalid_input`, if that is more than `max_s`.
+    """
     if seconds > max_s:
-        text_s = f"{max_s:g}"
         raise RequestError(
-            f"X-Request-Timeout {_shown(text)} is more than the {text_s} seconds that this service allows "
-            f"(http.request_timeout_max_s): send at most {text_s}",
+            f"{said} is more than the {max_s:g} seconds that this service allows (http.request_timeout_max_s): "
+            f"{remedy}",
             code=Code.INVALID_INPUT,
             detail={"request_timeout_max_s": max_s},
         )
-    return seconds
 
 
 def request_priority(headers: Headers) -> int:

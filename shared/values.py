@@ -1,10 +1,11 @@
 """Values of requests and results as frames, and back: plain data, bytes, arrays and tensors.
 
 Owns what a value may be. `None`, booleans, whole numbers of any usual size, floats (NaN and infinities too), text,
-bytes, lists, dicts with text keys, numpy arrays and torch tensors. Close relatives are made plain on the way: tuples
-become lists, numpy scalars become numbers, whole-number keys become text as they would in JSON, so that a value is
-the same whether it came over HTTP or from Python. Everything else is refused, with its place in the value and what to
-return instead: sets have no order, and dates, enums and records have no single representation.
+bytes, lists, dicts with text keys, numpy arrays, torch tensors, and `tensors.Tensor` in place of either. Close
+relatives are made plain on the way: tuples become lists, numpy scalars become numbers, whole-number keys become text
+as they would in JSON, so that a value is the same whether it came over HTTP or from Python. Everything else is
+refused, with its place in the value and what to return instead: sets have no order, and dates, enums and records have
+no single representation.
 
 Bytes and arrays of 64 KiB and more travel as frames of their own, uncopied: whoever packs a value must not write to
 them afterwards.
@@ -156,6 +157,8 @@ def _outgoing(value: Any, own_frames: list[Buffer], depth: int) -> Any:
         return value
     if isinstance(value, dict):
         return _outgoing_dict(value, own_frames, depth)
+    if kind is tensors.Tensor:
+        return _outgoing_tensor(value, own_frames)
     if isinstance(value, (list, tuple)):
         return _outgoing_list(value, own_frames, depth)
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -215,9 +218,14 @@ def _outgoing_bytes(value: bytes | bytearray | memoryview, own_frames: list[Buff
 
 def _outgoing_array(value: Any, own_frames: list[Buffer]) -> Any:
     try:
-        dtype, shape, data = tensors.dump(value)
+        tensor = tensors.dump(value)
     except TypeError as error:
         raise _Refused(f"is {_article(type(value))} that cannot be sent, because {error}") from None
+    return _outgoing_tensor(tensor, own_frames)
+
+
+def _outgoing_tensor(tensor: tensors.Tensor, own_frames: list[Buffer]) -> Any:
+    dtype, shape, data = tensor
     if len(shape) > tensors.DIMENSIONS_MAX:
         raise _Refused(f"is an array of {len(shape)} dimensions, more than {tensors.DIMENSIONS_MAX}: reshape it")
     if data.nbytes < OWN_FRAME_BYTES_MIN:

@@ -168,7 +168,8 @@ class Exchange:
         """Asks the chosen model several things at once; the first one that fails, fails all.
 
         Raises:
-            RequestError, ClientGone: as `predict`.
+            RequestError: as `predict`; `question` in its detail is the number of the one that failed, from 0.
+            ClientGone: as `predict`.
         """
         calls: list[Call] = []
         whole = Calls(calls)
@@ -177,8 +178,10 @@ class Exchange:
                 for inputs, parameters in questions:
                     calls.append(self.services.client.submit(self.model, inputs, parameters, **self._options()))
                 return await whole
-            except RequestError:
+            except RequestError as error:
                 watch.raise_if_gone()
+                if (number := whole.number_of(error)) is not None:
+                    error.detail["question"] = number
                 raise
             finally:
                 whole.abandon()

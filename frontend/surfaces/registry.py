@@ -17,6 +17,7 @@ SURFACES: Mapping[str, str] = MappingProxyType(
         "native": "frontend.surfaces.native:NativeSurface",
         "openai": "frontend.surfaces.openai.surface:OpenAISurface",
         "hugging_face": "frontend.surfaces.hugging_face.surface:HuggingFaceSurface",
+        "open_inference": "frontend.surfaces.open_inference.surface:OpenInferenceSurface",
     }
 )
 

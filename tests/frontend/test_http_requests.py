@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import re
 import select
 import signal
 import socket
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -182,6 +184,14 @@ def test_bad_header_is_refused(front: Front, broker: StubBroker, header: str) ->
     answer = front.ask("x", headers={name: value})
     assert (answer.status_code, answer.json()["error_type"]) == (400, "bad_request")
     assert name in answer.json()["error"]
+
+
+def test_compressed_body_is_read_as_what_it_stands_for(front: Front, broker: StubBroker) -> None:
+    content = json.dumps({"inputs": "x" * 1000}).encode()
+    for encoding, body in (("gzip", gzip.compress(content)), ("deflate", zlib.compress(content))):
+        answer = front.post("/models/echo", content=body, headers={"Content-Encoding": encoding})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["inputs"] == "x" * 1000
 
 
 def test_unknown_model_is_told_the_known_ones(front: Front, broker: StubBroker) -> None:

@@ -21,7 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import values
+from shared import tensors, values
 from shared.errors import Code, ProtocolError, Unserialisable
 from shared.values import OWN_FRAME_BYTES_MIN, pack, unpack
 
@@ -38,6 +38,17 @@ PLAIN = st.recursive(
 
 def sent(value: object) -> Any:
     return unpack([bytes(frame) for frame in pack(value)])
+
+
+@pytest.mark.parametrize("count", [3, LARGE])
+def test_tensor_described_by_its_bytes_arrives_as_the_array(count: int) -> None:
+    array = numpy.arange(count, dtype=numpy.float32).reshape(1, count)
+    body = b"head" + array.tobytes()
+    frames = pack({"x": tensors.Tensor("float32", (1, count), memoryview(body)[4:])})
+    numpy.testing.assert_array_equal(unpack(frames)["x"], array)
+    if len(frames) > 1:
+        # A view of the body that it came in.
+        assert memoryview(frames[1]).obj is body
 
 
 class Colour(enum.Enum):
