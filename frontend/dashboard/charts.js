@@ -1,6 +1,6 @@
 // Line charts in SVG: curves over time with gaps, a scale that fits, and a cursor for mouse, finger and arrow keys.
 
-import { draw, h, s } from "./dom.js";
+import { draw, duration, h, s } from "./dom.js";
 
 const HEIGHT = 132;
 const MARGIN = { left: 44, right: 8, top: 8, bottom: 18 };
@@ -49,7 +49,7 @@ export class Chart {
       ticks.map((tick) => s("g", {},
         s("line", { class: "grid", x1: MARGIN.left, x2: this.width - MARGIN.right, y1: y(tick), y2: y(tick) }),
         s("text", { class: "tick", x: MARGIN.left - 6, y: y(tick) + 4, "text-anchor": "end" }, this.words(tick)))),
-      s("text", { class: "tick", x: MARGIN.left, y: HEIGHT - 4 }, `${Math.round(this.span / 60)} min ago`),
+      s("text", { class: "tick", x: MARGIN.left, y: HEIGHT - 4 }, `${duration(Math.round(this.span))} ago`),
       s("text", { class: "tick", x: this.width - MARGIN.right, y: HEIGHT - 4, "text-anchor": "end" }, "now"),
       this.curves.map((curve) => this.#curve(curve, x, y)),
       cursor === null ? null : s("line", {

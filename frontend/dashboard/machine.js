@@ -43,7 +43,7 @@ export function picture({ status, front_workers: workers }, flow) {
     h("div", { class: `wire ${moving}`, "aria-hidden": "true" }),
     h("div", { class: "column" }, status ? server(status, names) : absent()),
     h("div", { class: `wire ${moving}`, "aria-hidden": "true" }),
-    h("div", { class: "column devices" }, status ? devices(status, names) : null),
+    h("div", { class: "column" }, status ? devices(status, names) : null),
   ];
 }
 

@@ -12,6 +12,7 @@ const EVERY_MS = 2000;
 const TIMEOUT_MS = 5000;
 // Longer than the longest span that can be chosen.
 const KEPT_S = 960;
+const SPAN_MIN_S = 60;
 // More curves than this cannot be told apart: the busiest are drawn.
 const CURVES_MAX = 8;
 const ALL = "";
@@ -87,8 +88,9 @@ function drawCharts() {
   const chosen = at("traffic-model").value;
   const names = chosen === ALL ? all : [chosen];
   const now = performance.now() / 1000;
-  const span = Number(at("traffic-span").value);
   const times = history.times();
+  // A page just opened has little to show: what there is fills the width, from a minute on.
+  const span = Math.min(Number(at("traffic-span").value), Math.max(SPAN_MIN_S, now - times[0]));
   const put = (chart, curves) => chart.update(times, curves, now, span);
   const each = (values) => busiest(names.map((name) => ({ name, colour: colourOf(all, name), values: values(name) })));
   put(charts.rate, each((name) => history.rate([name], "requests")));

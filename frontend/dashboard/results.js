@@ -50,7 +50,7 @@ function bars(rows) {
 // The text around an answer, with the answer marked. Positions count characters, where JavaScript counts halves of some.
 function found({ answer, score, start, end }, context) {
   const letters = [...context];
-  return h("div", { class: "found" },
+  return h("div", {},
     h("p", { class: "said" }, answer || "no answer", " ", h("span", { class: "chip" }, short(score))),
     answer ? h("p", { class: "soft" }, letters.slice(0, start).join(""), h("mark", {}, letters.slice(start, end).join("")), letters.slice(end).join("")) : null);
 }

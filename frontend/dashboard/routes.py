@@ -138,9 +138,7 @@ def http_totals(families: Iterable[Metric]) -> dict[str, Any]:
             continue
         if "model" not in sample.labels:
             continue
-        total = models.setdefault(
-            sample.labels["model"], {"by_status": {}, "seconds_buckets": {}, "seconds_sum": 0.0}
-        )
+        total = models.setdefault(sample.labels["model"], {"by_status": {}, "seconds_buckets": {}, "seconds_sum": 0.0})
         if sample.name == "headwaiter_requests_total":
             _add(total["by_status"], sample.labels["code"], sample.value)
         elif sample.name == "headwaiter_request_duration_seconds_bucket":

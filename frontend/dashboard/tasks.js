@@ -24,11 +24,6 @@ const simple = (field, ...parameters) => ({
 });
 
 const top = number("top_k", "How many", "as the model has it");
-const pictureAndQuestion = {
-  fields: [image, line("question", "Question", "What is in the picture?")],
-  request: ({ image, question }) => ({ inputs: { image, question } }),
-};
-
 export const TASKS = {
   "text-classification": simple(text("Text", "The waiter was quick, kind and funny."), top),
   "token-classification": simple(text("Text", "Ada Lovelace wrote to Charles Babbage in London.")),
@@ -80,8 +75,10 @@ export const TASKS = {
     fields: [image, labels("a cat, a dog, a boat")],
     request: ({ image, candidate_labels }) => ({ inputs: { image, candidate_labels } }),
   },
-  "document-question-answering": pictureAndQuestion,
-  "visual-question-answering": pictureAndQuestion,
+  "document-question-answering": {
+    fields: [image, line("question", "Question", "What is the total?")],
+    request: ({ image, question }) => ({ inputs: { image, question } }),
+  },
 };
 
 // For everything else: classes of the users' own among them.
