@@ -39,7 +39,8 @@ Page = Any
 
 @pytest.fixture(scope="module")
 def front() -> Iterator[Front]:
-    with Front(models=tuple(model.name for model in MODELS), api_keys=[KEY]) as started:
+    names = tuple(model.name for model in MODELS if model.required)
+    with Front(models=names, api_keys=[KEY]) as started:
         yield started
 
 
