@@ -26,8 +26,8 @@ _NOT_OURS = frozenset(
         Code.CANCELLED,
     }
 )
-# Worded by the model, or by the code that runs it.
-_WORDED_BY_MODEL = frozenset({Code.MODEL_ERROR, Code.OUT_OF_MEMORY})
+# Worded by the model, or by what went wrong with its result.
+_WORDED_BY_MODEL = frozenset({Code.MODEL_ERROR, Code.OUT_OF_MEMORY, Code.INTERNAL})
 # An exception's class, as it stands before its text.
 _CLASS = re.compile(r"\w{1,80}(?:Error|Exception)(?=: |$)")
 

@@ -59,9 +59,11 @@ export class Chat {
 
   async #answer(text) {
     const card = this.#card("assistant busy", "");
+    // A new talk may begin before this answer ends.
+    const { messages } = this;
     const system = this.system.value.trim();
     const body = {
-      inputs: this.talks ? [...(system ? [{ role: "system", content: system }] : []), ...this.messages] : text,
+      inputs: this.talks ? [...(system ? [{ role: "system", content: system }] : []), ...messages] : text,
       parameters: given(Object.fromEntries(this.settings.map(([name, , input]) => [name, input.value === "" ? null : Number(input.value)]))),
     };
     this.running = new AbortController();
@@ -86,7 +88,7 @@ export class Chat {
     const took = performance.now() - began;
     card.classList.remove("busy");
     if (done) this.#summary(done, first, took);
-    if (card.textContent) this.messages.push({ role: "assistant", content: card.textContent });
+    if (card.textContent) messages.push({ role: "assistant", content: card.textContent });
     else card.remove();
     this.running = null;
     this.send.textContent = "Send";

@@ -14,11 +14,11 @@ export class History {
 
   // `answer` is a document of dashboard/data; null is a time at which nothing was heard.
   add(now, answer) {
-    this.samples.push(answer ? sample(now, answer) : { now, models: {}, inflight: null });
+    this.samples.push(answer ? sample(now, answer) : { now, heard: false, models: {}, inflight: null });
     while (this.samples[0].now < now - this.keptSeconds) this.samples.shift();
   }
 
-  // Seconds since the page's start, one for each sample.
+  // When each sample was taken, in seconds.
   times() {
     return this.samples.map(({ now }) => now);
   }
@@ -69,8 +69,10 @@ export class History {
 
   #over(count, of) {
     return this.samples.map((now, index) => {
-      const before = this.samples[Math.max(0, index - count)];
-      return before === now ? null : of(now, before);
+      let first = index;
+      // Never across a time at which nothing was heard: what was counted meanwhile would be a spike behind it.
+      while (now.heard && first > 0 && index - first < count && this.samples[first - 1].heard) first -= 1;
+      return first === index ? null : of(now, this.samples[first]);
     });
   }
 }
@@ -96,7 +98,7 @@ function sample(now, { status, http }) {
     const model = of(slot.model);
     if (isContinuous(slot)) model.tokens = (model.tokens ?? 0) + slot.step_items;
   }
-  return { now, models, inflight: http.inflight };
+  return { now, heard: true, models, inflight: http.inflight };
 }
 
 export const isContinuous = (slot) => String(slot.choices.batching ?? "").startsWith("continuous") || slot.step_items > 0;

@@ -19,8 +19,11 @@ export function tone(state) {
 // A state is told by its word as well as by its colour.
 export const stateMark = (state, words = state) => h("span", { class: `state ${tone(state)}` }, words);
 
+// Read aloud when it changes, and only then; so nothing that changes all the time stands in it.
+export const pill = (mark, words) => h("span", { class: `pill ${mark}`, role: "status" }, words);
+
 export function headline({ status, problem }) {
-  if (!status) return [h("span", { class: "pill bad" }, "model server not heard"), h("span", { class: "soft" }, problem)];
+  if (!status) return [pill("bad", "model server not heard"), h("span", { class: "soft" }, problem)];
   const missing = status.models.filter((model) => model.required && model.replicas_ready === 0);
   const optional = status.models.filter((model) => !model.required && model.replicas_ready === 0);
   const [word, mark] = status.draining ? ["stopping", "bad"]
@@ -29,7 +32,7 @@ export function headline({ status, problem }) {
     : optional.length ? [`ready, without ${optional.map((model) => model.name).join(", ")}`, "busy"]
     : ["ready", "good"];
   return [
-    h("span", { class: `pill ${mark}` }, word),
+    pill(mark, word),
     h("span", { class: "soft" }, `version ${status.version}, up ${duration(status.uptime_s)}`),
   ];
 }

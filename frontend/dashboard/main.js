@@ -3,7 +3,7 @@
 import { Chart } from "./charts.js";
 import { at, draw, h, seconds, short } from "./dom.js";
 import { History } from "./history.js";
-import { colourOf, headline, picture } from "./machine.js";
+import { colourOf, headline, picture, pill } from "./machine.js";
 import { Playground } from "./playground.js";
 import * as service from "./service.js";
 import { troubleList } from "./troubles.js";
@@ -35,31 +35,37 @@ let asked = null; // the models in the select, so that it is only filled when th
 draw(at("charts"), Object.values(charts).map((chart) => chart.element));
 
 async function turn() {
-  if (!paused && !document.hidden) {
-    try {
-      answer = await service.data(AbortSignal.timeout(TIMEOUT_MS));
-      refused = false;
-      history.add(performance.now() / 1000, answer);
-      draw(at("notice"));
-      show();
-    } catch (error) {
-      history.add(performance.now() / 1000, null);
-      failed(error);
-    }
+  try {
+    if (!paused && !document.hidden) await look();
+  } finally {
+    setTimeout(turn, EVERY_MS);
   }
-  setTimeout(turn, EVERY_MS);
+}
+
+async function look() {
+  try {
+    answer = await service.data(AbortSignal.timeout(TIMEOUT_MS));
+  } catch (error) {
+    history.add(performance.now() / 1000, null);
+    failed(error);
+    return;
+  }
+  refused = false;
+  history.add(performance.now() / 1000, answer);
+  draw(at("notice"));
+  show();
 }
 
 function failed(error) {
   if (error instanceof service.Refused && error.status === 401) {
-    draw(at("health"), h("span", { class: "pill busy" }, "needs an API key"));
+    draw(at("health"), pill("busy", "needs an API key"));
     // Asked for once; later it is the user who opens the dialog.
     if (!refused) askForKey(service.hasKey() ? "The service does not know this key." : "");
     refused = true;
     return;
   }
   const words = error instanceof service.Refused ? error.message : "This service does not answer; the page goes on asking.";
-  draw(at("health"), h("span", { class: "pill bad" }, "no answer"));
+  draw(at("health"), pill("bad", "no answer"));
   draw(at("notice"), h("p", { class: "notice bad" }, words));
   if (answer) drawCharts();
 }
@@ -133,6 +139,7 @@ at("key-dialog").addEventListener("close", () => {
   if (returnValue === "use") service.useKey(at("key-text").value.trim());
   if (returnValue === "forget") service.useKey("");
   at("key-text").value = "";
+  if (returnValue) look();
 });
 at("pause").addEventListener("click", () => {
   paused = !paused;

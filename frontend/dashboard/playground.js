@@ -5,7 +5,7 @@ import { draw, h, short } from "./dom.js";
 import { Form } from "./form.js";
 import { drawing, plain } from "./results.js";
 import { ask, hasKey, modelPath, Refused, stream } from "./service.js";
-import { PLAIN, TASKS } from "./tasks.js";
+import { formOf } from "./tasks.js";
 
 // A picture in a preview of the request would be the whole preview.
 const SHOWN_CHARS_MAX = 4000;
@@ -13,7 +13,7 @@ const STRING_CHARS_MAX = 200;
 
 export class Playground {
   constructor(bench, choice, about, askForKey) {
-    Object.assign(this, { bench, choice, about, askForKey, status: null, present: null, models: null, urls: [] });
+    Object.assign(this, { bench, choice, about, askForKey, status: null, present: null, models: null, running: null, urls: [] });
     choice.addEventListener("change", () => this.#open());
   }
 
@@ -51,6 +51,9 @@ export class Playground {
     this.present = this.#wanted();
     this.open?.close();
     this.open = null;
+    // An answer to the form before would be drawn into this one.
+    this.running?.abort();
+    this.running = null;
     this.#forgetAnswer();
     const model = this.#model();
     if (!model) {
@@ -67,7 +70,7 @@ export class Playground {
   }
 
   #openForm(model, choices) {
-    const task = TASKS[model.task] ?? PLAIN;
+    const task = formOf(model.task);
     this.open = new Form(task.fields, choices.sampling_rate_hz);
     this.send = h("button", { class: "main" }, "Ask");
     this.note = h("span", { class: "soft", role: "status" });
@@ -88,26 +91,27 @@ export class Playground {
       this.running.abort();
       return;
     }
-    this.running = new AbortController();
+    const running = (this.running = new AbortController());
     this.send.textContent = "Stop";
     this.note.textContent = "";
     try {
       const values = await this.open.values();
       const body = task.request(values);
-      if (body.stream) await this.#pieces(model, body);
-      else this.#show(await ask(model.name, body, this.running.signal), values);
+      if (body.stream) await this.#pieces(model, body, running.signal);
+      else this.#show(await ask(model.name, body, running.signal), values);
     } catch (error) {
-      if (error.name !== "AbortError") this.#failed(error);
+      if (!running.signal.aborted) this.#failed(error);
     }
+    if (this.running !== running && this.running !== null) return;
     this.running = null;
     this.send.textContent = "Ask";
   }
 
-  async #pieces(model, { stream: _, ...body }) {
+  async #pieces(model, { stream: _, ...body }, signal) {
     this.#forgetAnswer();
     const text = h("p", { class: "said" });
     this.answer.replaceChildren(text);
-    for await (const { piece, done } of stream(model.name, body, this.running.signal)) {
+    for await (const { piece, done } of stream(model.name, body, signal)) {
       if (done !== undefined) this.answer.append(plain(done));
       else text.append(typeof piece?.text === "string" ? piece.text : `${JSON.stringify(piece)}\n`);
     }
@@ -141,7 +145,7 @@ export class Playground {
   async #preview(model, task) {
     try {
       const body = JSON.stringify(task.request(await this.open.values()), (_, value) =>
-        typeof value === "string" && value.length > STRING_CHARS_MAX && task !== PLAIN ? `${value.slice(0, 60)}…` : value);
+        typeof value === "string" && value.length > STRING_CHARS_MAX ? `${value.slice(0, 60)}…` : value);
       const url = new URL(modelPath(model.name), document.baseURI);
       const key = hasKey() ? " -H 'Authorization: Bearer KEY'" : "";
       this.request.textContent = `curl ${url}${key} -d '${body.slice(0, SHOWN_CHARS_MAX).replaceAll("'", "'\\''")}'`;

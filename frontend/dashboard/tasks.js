@@ -24,7 +24,7 @@ const simple = (field, ...parameters) => ({
 });
 
 const top = number("top_k", "How many", "as the model has it");
-export const TASKS = {
+const TASKS = {
   "text-classification": simple(text("Text", "The waiter was quick, kind and funny."), top),
   "token-classification": simple(text("Text", "Ada Lovelace wrote to Charles Babbage in London.")),
   "fill-mask": simple(text("Text, with the model's mask in it", "The sea is very [MASK] today."), top),
@@ -82,7 +82,7 @@ export const TASKS = {
 };
 
 // For everything else: classes of the users' own among them.
-export const PLAIN = {
+const PLAIN = {
   fields: [
     { name: "inputs", label: "inputs, as JSON", kind: "json", rows: 5, value: '"A great day at the sea."' },
     { name: "parameters", label: "parameters, as JSON", kind: "json", rows: 3, value: "{}" },
@@ -90,3 +90,8 @@ export const PLAIN = {
   ],
   request: ({ inputs, parameters, stream }) => ({ inputs, parameters, ...(stream && { stream }) }),
 };
+
+// Other names of tasks.
+const ALIASES = { ner: "token-classification", "sentiment-analysis": "text-classification", "text-to-speech": "text-to-audio" };
+
+export const formOf = (task) => TASKS[ALIASES[task] ?? task] ?? PLAIN;

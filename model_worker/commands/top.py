@@ -123,7 +123,7 @@ class Frames:
         if snapshot.devices:
             parts += [device_table(snapshot), Text("")]
         troubles = snapshot.troubles[-TROUBLES_SHOWN:]
-        taken = 12 + 2 * len(snapshot.models) + len(snapshot.devices) + len(troubles)
+        taken = 13 + 2 * len(snapshot.models) + len(snapshot.devices) + len(troubles)
         parts += [*slots_that_fit(snapshot, self._room(taken)), Text("")]
         parts += [trouble_table(troubles)] if troubles else []
         self._last = Group(*parts)

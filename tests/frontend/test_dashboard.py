@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from frontend.dashboard.routes import DIRECTORY, MEDIA_TYPES, http_totals, read_files
+from model_worker.runtimes.tasks import ALIASES
 from shared.messages import DeviceState, Trouble
 from tests.fronts import Front
 from tests.stub_broker import StubBroker, model_state
@@ -221,6 +222,9 @@ def test_every_task_that_was_tried_has_a_form() -> None:
     # Those whose inputs differ from model to model are asked with JSON; a text is generated in a talk.
     with_json = {"any-to-any", "decision", "image-text-to-text", "keypoint-matching", "video-classification"}
     assert served - forms == {*with_json, "text-generation"}
+    aliases = re.search(r"const ALIASES = \{ (.+) \};", SCRIPTS["tasks.js"])
+    assert aliases
+    assert dict(re.findall(r"\"?([\w-]+)\"?: \"([\w-]+)\"", aliases[1])) == ALIASES
 
 
 # --- the data --------------------------------------------------------------------------------------------------------

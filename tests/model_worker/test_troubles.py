@@ -6,6 +6,8 @@ import pytest
 
 from model_worker.troubles import TROUBLES_MAX, Troubles
 from shared.errors import Code
+from tests.command_line import ECHO
+from tests.topology import Service, wait_for
 
 
 def test_equal_troubles_are_one_with_the_newest_cause() -> None:
@@ -56,3 +58,25 @@ def test_the_oldest_kinds_make_room() -> None:
         troubles.logged("replica_exited", {"slot": f"m/{number}", "reason": "x"}, float(number))
     kept = troubles.recent(100.0)
     assert [trouble.slot for trouble in kept] == [f"m/{number}" for number in range(5, TROUBLES_MAX + 5)]
+
+
+def test_status_tells_what_became_of_a_process_and_nothing_that_was_asked() -> None:
+    with Service([ECHO]) as service:
+        service.wait_ready()
+        assert [device["device"] for device in service.status()["devices"]] == ["cpu"]
+        assert service.status()["devices"][0]["memory_bytes"] > 2**20
+        assert service.status()["troubles"] == []
+        assert service.ask("echo", {"do": "fail", "text": "my secret"}).status_code == 500
+        assert service.ask("echo", {"do": "nothing", "text": "my secret"}).status_code == 422
+        assert service.ask("echo", {"do": "kill", "text": "my secret"}).status_code == 500
+
+        def troubles() -> dict[str, dict[str, object]]:
+            return {trouble["event"]: trouble for trouble in service.status()["troubles"]}
+
+        told = wait_for(lambda: (found := troubles()).keys() >= {"poison_input", "replica_exited"} and found, "both")
+        assert told["model_error"]["text"] == "ValueError"
+        assert told["replica_exited"]["slot"] == "echo/0"
+        # The input was tried once more, alone.
+        assert told["replica_exited"]["count"] == 2
+        assert "signal 9" in str(told["replica_exited"]["text"])
+        assert "my secret" not in str(told)
