@@ -2,7 +2,7 @@
 
 Owns the public names and the check that the packages found under our common names are ours. Refuses to import
 anything before it is asked for: `import headwaiter` costs nothing and never loads torch, zmq or a web framework.
-The five commands themselves are in `model_worker/commands/`.
+The commands themselves are in `model_worker/commands/`.
 """
 
 from __future__ import annotations

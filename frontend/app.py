@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from frontend import openapi
 from frontend.catalogue import CatalogueRoutes
 from frontend.client import PENDING_BYTES_MAX, ModelClient
+from frontend.dashboard.routes import DashboardRoutes
 from frontend.guards import BodyReader, KeyRing
 from frontend.health import HealthRoutes
 from frontend.metrics import FrontMetrics
@@ -95,6 +96,7 @@ def create_app(config: Config | None = None) -> FastAPI:
         application.include_router(surface.router())
     application.include_router(CatalogueRoutes(services).router())
     application.include_router(HealthRoutes(services).router())
+    application.include_router(DashboardRoutes(services).router())
     openapi.describe(application, surfaces)
     return application
 

@@ -15,8 +15,9 @@ from model_worker.keeper import ProcessKeeper
 from model_worker.outbox import Outbox, Replica
 from model_worker.payloads import Payloads
 from model_worker.specs import ReplicaSpec
+from model_worker.troubles import Troubles
 from shared import messages as say
-from shared.errors import ConfigurationError
+from shared.errors import Code, ConfigurationError
 from shared.logs import log_event
 from shared.messages import SlotName
 from shared.sockets import Buffer
@@ -34,6 +35,7 @@ class Orders:
         outbox: Outbox,
         keeper: ProcessKeeper,
         payloads: Payloads,
+        troubles: Troubles,
         make_spec: SpecMaker,
         tell: Callable[[happened.Event, float], None],
     ) -> None:
@@ -41,6 +43,7 @@ class Orders:
         self._outbox = outbox
         self._keeper = keeper
         self._payloads = payloads
+        self._troubles = troubles
         self._make_spec = make_spec
         self._tell = tell
         # The value of the item, or the piece of the stream, that is being handled: an order to relay means this one.
@@ -59,6 +62,8 @@ class Orders:
             match effect:
                 case do.SendReply():
                     self._send_reply(effect)
+                    if effect.code is not Code.OK:
+                        self._troubles.request_failed(effect.code, effect.slot, effect.message, now_s)
                 case do.SendBatch():
                     self._send_batch(effect, now_s)
                 case do.RelayChunk():
@@ -75,12 +80,15 @@ class Orders:
                 case do.SpawnReplica():
                     self._spawn(effect, now_s)
                 case do.KillReplica():
+                    self._troubles.logged("replica_killed", {"slot": effect.slot, "reason": effect.reason}, now_s)
                     self._keeper.kill(effect.slot, effect.incarnation, effect.reason, effect.dump_stacks, now_s)
                 case do.DigestPoison():
                     digest = self._payloads.get(effect.id).digest()
                     self._tell(happened.PoisonDigested(effect.model, digest), now_s)
                 case do.Log():
                     log_event(logger, effect.level, effect.event, **effect.fields)
+                    if effect.level in ("warning", "error"):
+                        self._troubles.logged(effect.event, effect.fields, now_s)
                 case do.StopServer():
                     self.stop = effect
 

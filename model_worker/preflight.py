@@ -15,9 +15,10 @@ from model_worker.devices import Inventory, take_inventory
 from model_worker.placement import Slot, check_memory, crowd_words, plan
 from model_worker.runtimes import sources
 from model_worker.specs import ReplicaSpec, RuntimeSpec
+from model_worker.units import CPU, cuda_units
 from shared.config import Config, ModelConfig
 from shared.errors import ConfigurationError
-from shared.messages import SlotName
+from shared.messages import DeviceState, SlotName
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,20 @@ class Preflight:
             parallel_loads=server.parallel_loads,
             load_attempts_max=server.load_attempts_max,
             stop_timeout_s=server.stop_timeout_s,
+        )
+
+    def devices(self) -> tuple[DeviceState, ...]:
+        """Every device that the slots name, in plan order, with its whole memory: the machine's, where it has none of
+        its own."""
+        accelerators = self.inventory.accelerators
+        names = {accelerator.uuid: accelerator.name for accelerator in accelerators}
+        names |= {part.uuid: part.name for accelerator in accelerators for part in accelerator.mig_instances}
+        sizes_bytes = {unit.id: unit.memory_bytes for unit in cuda_units(self.inventory)}
+        sizes_bytes |= dict.fromkeys((CPU.id, "mps"), self.inventory.memory_bytes)
+        ids = {slot.device: slot.device_id for slot in self.slots}
+        return tuple(
+            DeviceState(device, names.get(device_id, ""), sizes_bytes.get(device_id, 0))
+            for device, device_id in ids.items()
         )
 
     def replica_spec(self, name: SlotName, incarnation: int, endpoint: str) -> ReplicaSpec:

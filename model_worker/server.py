@@ -30,6 +30,7 @@ from model_worker.launchers import Launcher
 from model_worker.orders import Orders, SpecMaker
 from model_worker.outbox import Outbox
 from model_worker.payloads import Payloads
+from model_worker.troubles import Troubles
 from shared import messages as say
 from shared.errors import ConfigurationError, ProtocolError
 from shared.logs import RateLimiter, log_event
@@ -66,9 +67,11 @@ class ModelServer:
         *,
         epoch: str,
         grace_s: float,
+        devices: tuple[say.DeviceState, ...] = (),
     ) -> None:
         self._grace_s = grace_s
         self._epoch = epoch
+        self._devices = devices
         self._run_directory = run_directory
         self._guardian = guardian
         self._context = zmq.Context(io_threads=1)
@@ -81,11 +84,12 @@ class ModelServer:
         self._started_s = time.monotonic()
         self._broker = Broker(settings, self._started_s)
         self._payloads = Payloads()
+        self._troubles = Troubles()
         self._outbox = Outbox(self._front_socket, self._replica_socket)
         self._keeper = ProcessKeeper(
             launcher, self._watch, self._poller.unregister, is_heard_out=self._outbox.is_heard_out
         )
-        self._orders = Orders(self._outbox, self._keeper, self._payloads, make_spec, self._tell)
+        self._orders = Orders(self._outbox, self._keeper, self._payloads, self._troubles, make_spec, self._tell)
         self._signals: list[int] = []
         self._fronts_heard_s: dict[FrontId, float] = {}
         # Those among them that are workers of the HTTP front, by their HELLO.
@@ -287,6 +291,8 @@ class ModelServer:
             fronts=len(self._front_workers),
             malformed=self._malformed,
             clients=len(self._fronts_heard_s) - len(self._front_workers),
+            devices=self._devices,
+            troubles=self._troubles.recent(now_s),
         )
 
     def _take_signals(self) -> Callable[[], None]:

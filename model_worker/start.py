@@ -66,6 +66,7 @@ def run_model_server(config_file: Path | None, *, parent_pid: int | None = None)
             run_directory,
             epoch=epoch,
             grace_s=config.server.grace_s,
+            devices=ready.devices(),
         )
         logs.log_event(logger, "info", "server_started", epoch=epoch, pid=os.getpid(), slots=len(ready.slots))
         stopped = server.run()

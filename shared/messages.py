@@ -299,6 +299,27 @@ class ModelCounters(Record, frozen=True):
     restarts: Counts
 
 
+class DeviceState(Record, frozen=True):
+    """A device that the plan has put slots on; `memory_bytes` is its whole memory, 0 where that cannot be told."""
+
+    device: Name
+    name: Name
+    memory_bytes: Count
+
+
+class Trouble(Record, frozen=True):
+    """Something that went wrong, and how often, the last time `seconds_ago`; `event` is a code or an event of the log.
+
+    `text` is the cause of the last time. What a model says about a request is not in it: it may quote the request.
+    """
+
+    event: Name
+    slot: Name
+    text: Text
+    count: Count
+    seconds_ago: Finite
+
+
 class Snapshot(Record, frozen=True):
     """Everything an operator can see, answered to `Inspect`."""
 
@@ -314,6 +335,8 @@ class Snapshot(Record, frozen=True):
     fronts: Count
     malformed: Count
     clients: Count = 0
+    devices: Several[DeviceState] = ()
+    troubles: Several[Trouble] = ()
 
 
 # --- model process -> broker -------------------------------------------------------------------------------------

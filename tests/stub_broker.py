@@ -26,6 +26,7 @@ from shared.messages import (
     Cancel,
     Chunk,
     ChunkHeader,
+    DeviceState,
     FrontHello,
     FrontPulse,
     Inspect,
@@ -40,6 +41,7 @@ from shared.messages import (
     Snapshot,
     Submit,
     Timings,
+    Trouble,
     Welcome,
 )
 from shared.sockets import Buffer, RunDirectory, bind_router, drain, send
@@ -127,6 +129,9 @@ class StubBroker:
         self.models = tuple(models)
         self.behave = behave
         self.draining = False
+        self.choices: dict[str, dict[str, Any]] = {}
+        self.devices: tuple[DeviceState, ...] = ()
+        self.troubles: tuple[Trouble, ...] = ()
         self.says_welcome = True
         self.pulses = True
         self.run_directory = RunDirectory(run_dir)
@@ -259,10 +264,12 @@ class StubBroker:
             uptime_s=12.5,
             draining=self.draining,
             models=self.models,
-            slots=tuple(_slot_state(name) for name in names),
+            slots=tuple(_slot_state(name, self.choices.get(name, {})) for name in names),
             counters=tuple(_counters(name) for name in names),
             fronts=len(self._fronts),
             malformed=0,
+            devices=self.devices,
+            troubles=self.troubles,
         )
 
 
@@ -290,7 +297,7 @@ def _parts(header: RequestHeader, step: Step) -> list[Buffer]:
     raise AssertionError(step)
 
 
-def _slot_state(model: str) -> SlotState:
+def _slot_state(model: str, choices: dict[str, Any]) -> SlotState:
     return SlotState(
         slot=f"{model}/0",
         model=model,
@@ -307,6 +314,7 @@ def _slot_state(model: str) -> SlotState:
         held=0,
         progress=1.0,
         heard_ms_ago=250,
+        choices=choices,
     )
 
 

@@ -21,7 +21,7 @@ from tests.command_line import environment, headwaiter
 from tests.topology import ROOT
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-COMMANDS = ("serve", "plan", "status", "check", "config")
+COMMANDS = ("serve", "plan", "status", "top", "check", "config")
 
 
 def python(code: str, *flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The command line `headwaiter`: its five commands, their flags and their help.
+"""The command line `headwaiter`: its commands, their flags and their help.
 
 Owns what can be typed. Each command's work is in the module of its name, imported only when it is called.
 """
@@ -77,6 +77,10 @@ PortOption = Annotated[
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", parser=_whole_number, metavar="N", help="Number of web workers.")
 ]
+EveryOption = Annotated[
+    float, typer.Option("--every", min=0.2, metavar="SECONDS", help="Draw a new frame after so many seconds.")
+]
+OnceOption = Annotated[bool, typer.Option("--once", help="Print one frame, with rates since the start, and exit.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -160,6 +164,24 @@ def status(config: ConfigOption = None, json: JsonOption = False) -> None:
 
     with _refusals(json, has_flags=False):
         raise typer.Exit(run_status(Flags(config=config), json))
+
+
+@application.command(epilog=help_of("top"))
+def top(config: ConfigOption = None, every: EveryOption = 2.0, once: OnceOption = False) -> None:
+    """Watch what runs, live, until q or Ctrl-C.
+
+    The tables of status, with rates, latencies and what went wrong of late. The same in a browser is at /dashboard.
+
+    \b
+    Examples:
+      headwaiter top
+      headwaiter top --every 0.5
+      headwaiter top --once
+    """
+    from model_worker.commands.top import run_top
+
+    with _refusals(has_flags=False):
+        raise typer.Exit(run_top(Flags(config=config), every, once))
 
 
 @application.command(epilog=help_of("check"))

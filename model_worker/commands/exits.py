@@ -44,6 +44,13 @@ BY_COMMAND: dict[str, dict[Exit, str]] = {
         Exit.NOT_READY: "a model is not ready, or the service is stopping",
         Exit.CONFIGURATION: "the configuration is refused",
     },
+    "top": {
+        Exit.OK: "ended by q or Ctrl-C, or the one frame was printed",
+        **_UNWRITTEN,
+        **_USAGE,
+        Exit.UNAVAILABLE: "no model server answers",
+        Exit.CONFIGURATION: "the configuration is refused",
+    },
     "check": {
         Exit.OK: "nothing has failed",
         **_UNWRITTEN,

@@ -77,6 +77,7 @@ class Progress:
         self.say(line + (f"; not ready without {', '.join(missed)}, which is required" if missed else ""))
         if keep:
             self.say(f"Try:      {curl_line(self._config, keep[0])}")
+        self.say(f"Look:     {base_url(self._config)}/dashboard")
         control = self._config.run_directory / CONTROL_SOCKET
         self.say(f"Control:  supervisorctl -s unix://{control} -u {USER} -p {PASSWORD} status")
 

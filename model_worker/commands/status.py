@@ -45,7 +45,7 @@ def run_status(flags: Flags, as_json: bool) -> Exit:
         print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
     else:
         out = console()
-        out.print(Text(_headline(snapshot)))
+        out.print(Text(headline(snapshot)))
         out.print()
         show(out, slot_table(snapshot))
         out.print()
@@ -79,7 +79,7 @@ def plan_differences(config: Config, snapshot: Snapshot) -> list[str]:
     return differences
 
 
-def _headline(snapshot: Snapshot) -> str:
+def headline(snapshot: Snapshot) -> str:
     clients = f", {counted(snapshot.clients, 'client', 'clients')} in other programs" if snapshot.clients else ""
     draining = ", draining" if snapshot.draining else ""
     return (

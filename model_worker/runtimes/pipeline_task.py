@@ -191,6 +191,7 @@ class PipelineModel(Model):
             "batching": f"one by one: {self._solo_reason}" if self._solo_reason else "on",
             "padding_side": None if tokenizer is None else tokenizer.padding_side,
             "limit_tokens": self._limit_tokens,
+            "sampling_rate_hz": self._sampling_rate(),
             "parameters": sorted(self._parameters.known),
         }
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from model_worker.devices import Inventory
+from model_worker.devices import Accelerator, Inventory, MigInstance
 from model_worker.preflight import draft, preflight
 from shared.config import Config, ModelConfig, ServerConfig
 from shared.errors import ConfigurationError
+from shared.messages import DeviceState
 
 
 @pytest.fixture
@@ -68,3 +70,19 @@ def test_a_broken_model_keeps_the_others_from_a_plan_only_if_it_is_required(half
     absent = optional.model_copy(update={"devices": ("cuda:7",)})
     with pytest.raises(ConfigurationError, match="cuda:7"):
         preflight(Config(models=(half_precision_model, absent)), inventory(10**9), {})
+
+
+def test_each_device_of_the_plan_is_told_once_with_its_whole_memory(half_precision_model: ModelConfig) -> None:
+    slices = (MigInstance("MIG-1", "1g.10gb", 10 * 2**30), MigInstance("MIG-2", "1g.10gb", 10 * 2**30))
+    gpus = (
+        Accelerator("cuda", 0, "GPU-0", "H100", 80 * 2**30),
+        Accelerator("cuda", 1, "GPU-1", "H100", 80 * 2**30, mig=True, mig_instances=slices),
+    )
+    devices = ("cuda:0", "cuda:0", "MIG-2", "cpu")
+    config = Config(models=(half_precision_model.model_copy(update={"devices": devices}),))
+    machine = replace(inventory(64 * 2**30), accelerators=gpus)
+    assert draft(config, machine, {}).devices() == (
+        DeviceState("cuda:0", "H100", 80 * 2**30),
+        DeviceState("MIG-2", "1g.10gb", 10 * 2**30),
+        DeviceState("cpu", "", 64 * 2**30),
+    )
