@@ -24,8 +24,9 @@ class Clients:
         url = f"{self.service.url}/hf/{name}"
         if self.kind == "async":
             return asyncio.run(_ask(url, method, *arguments, **keywords))
-        answer = getattr(InferenceClient(url, token="none"), method)(*arguments, **keywords)
-        return list(answer) if keywords.get("stream") else answer
+        with InferenceClient(url, token="none") as client:
+            answer = getattr(client, method)(*arguments, **keywords)
+            return list(answer) if keywords.get("stream") else answer
 
 
 async def _ask(url: str, method: str, *arguments: Any, **keywords: Any) -> Any:

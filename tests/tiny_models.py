@@ -142,7 +142,7 @@ def save_translator(directory: Path, class_name: str, *, positions: int = 64) ->
     """Writes a model with an encoder and a decoder (`BartForConditionalGeneration`, `T5ForConditionalGeneration`)."""
     tokenizer = _roberta_tokenizer()
     tokenizer.model_max_length = positions
-    sizes = {
+    sizes: dict[str, dict[str, Any]] = {
         "BartForConditionalGeneration": {
             "d_model": 16,
             "encoder_layers": 1,
@@ -165,10 +165,10 @@ def save_translator(directory: Path, class_name: str, *, positions: int = 64) ->
             "initializer_factor": 4.0,
             "decoder_start_token_id": 1,
         },
-    }[class_name]
+    }
     model_class = getattr(transformers, class_name)
     ends = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-    config = model_class.config_class(vocab_size=len(tokenizer), **ends, **sizes)
+    config = model_class.config_class(vocab_size=len(tokenizer), **ends, **sizes[class_name])
     with torch.random.fork_rng(devices=[]), loading.quiet_libraries():
         torch.manual_seed(0)
         model_class(config).save_pretrained(directory)

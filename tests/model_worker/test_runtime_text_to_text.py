@@ -112,6 +112,25 @@ def test_languages_choose_the_prefix(t5: Path) -> None:
     assert build(t5, "translation", **languages).prepare(TEXTS[0], {})
 
 
+def test_a_tokenizer_of_many_languages_says_how_the_answer_starts(bart: Path) -> None:
+    model: Any = build(bart, "translation")
+    starts = {"de": 7, "xx": model._tokenizer.unk_token_id}
+
+    def build_inputs(text: str, return_tensors: None, src_lang: str, tgt_lang: str, **cut: object) -> dict[str, Any]:
+        return {**model._tokenizer(text, **cut), "forced_bos_token_id": starts[tgt_lang]}
+
+    model._tokenizer._build_translation_inputs = build_inputs
+    languages = {"src_lang": "en", "tgt_lang": "de"}
+    [answer] = ask(model, (TEXTS[0], {**languages, "max_new_tokens": NEW_TOKENS}))
+    expected = written_alone(bart, TEXTS[0], max_new_tokens=NEW_TOKENS, forced_bos_token_id=7)
+    assert answer == [{"translation_text": expected}]
+    assert expected != written_alone(bart, TEXTS[0], max_new_tokens=NEW_TOKENS)
+    assert model.examples() == ()
+    for unknown in ("xx", "yy"):
+        with pytest.raises(InvalidInput, match="not known to this model"):
+            model.prepare(TEXTS[0], {**languages, "tgt_lang": unknown})
+
+
 @pytest.mark.parametrize(
     ("inputs", "parameters", "words"),
     [

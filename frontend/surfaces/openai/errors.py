@@ -43,8 +43,7 @@ def in_callers_words(error: RequestError, names: Mapping[str, str]) -> RequestEr
         return error
     first = _NAME.match(error.message)
     param = names.get(first[0]) if first else None
-    words = "|".join(name for name, own in names.items() if name != own)
-    message = re.sub(rf"\b({words})\b", lambda match: names[match[1]], error.message)
+    message = re.sub(r"\b[a-z_]+\b", lambda match: names.get(match[0], match[0]), error.message)
     code = "context_length_exceeded" if "limit_tokens" in error.detail else _CODES[Code.INVALID_INPUT]
     return InvalidInput(message, detail={**error.detail, "param": param, "code": code})
 
