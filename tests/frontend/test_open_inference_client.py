@@ -299,8 +299,10 @@ def test_sequences_are_refused(client: Any) -> None:
         ("labels", [("text", np.array([[b"a", b"b"]], dtype=object), "BYTES")], r"shape \[1, 2\]: send \[n\]"),
         ("labels", [("text", np.zeros(2, np.float32), "FP32")], "must be BYTES, text each, not FP32"),
         ("labels", [("text", ["a"], "BYTES"), ("more", ["a"], "BYTES")], "input 'more' is not one of this model's"),
-        ("vectors", [("text", np.array([], dtype=object), "BYTES")], "has 0 elements: send 1 to 1024"),
-        ("vectors", [("text", ["a"] * 1025, "BYTES")], "has 1025 elements: send 1 to 1024"),
+        ("labels", [("text", np.array([], dtype=object), "BYTES")], "has 0 elements: send 1 to 1024"),
+        ("labels", [("text", ["a"] * 1025, "BYTES")], "has 1025 elements: send 1 to 1024"),
+        ("vectors", [("text", np.array([], dtype=object), "BYTES")], "has 0 elements"),
+        ("vectors", [("text", ["a"] * 8193, "BYTES")], "8193"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(client: Any, model: str, inputs: Any, words: str) -> None:
