@@ -270,7 +270,7 @@ def test_bytes_are_split_as_they_were_joined_and_never_otherwise(values: list[by
         headers = {b"inference-header-content-length": b"%d" % len(head)}
         if read_or_refuse(head + spoilt, headers, "a:B"):
             [again] = read_inference(head + spoilt, headers).inputs
-            assert elements(*again.content) == spoilt  # type: ignore[arg-type]
+            assert elements(*again.content) == spoilt
 
 
 # --- compressed bodies -----------------------------------------------------------------------------------------------

@@ -20,16 +20,14 @@ from tests.topology import Service
 
 TEXTS = ["The quick brown fox", "Paris is"]
 NEW_TOKENS = 4
-NAMES = ["vectors", "labels", "writer", "own"]
+NAMES = ["vectors", "writer", "own"]
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("models")
-    labels = tiny_models.save(directory / "l", "BertForSequenceClassification", labels=["good", "bad"])
     sources: dict[str, tuple[Path, str]] = {
         "vectors": (tiny_models.save(directory / "v", "BertModel"), "embedding"),
-        "labels": (labels, "text-classification"),
         "writer": (tiny_models.save(directory / "w", "LlamaForCausalLM"), "text-generation"),
     }
     models: list[dict[str, Any]] = [
@@ -62,7 +60,7 @@ def wanted(*names: str, binary: bool = True) -> list[Any]:
 
 
 def native(service: Service, model: str, inputs: object, **parameters: object) -> Any:
-    answer = service.ask(model, inputs, **({"parameters": parameters} if parameters else {}))
+    answer = service.ask(model, inputs, parameters=parameters)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -92,8 +90,8 @@ def test_metadata_names_the_tensors_of_each_model(client: Any) -> None:
     }
     inputs = {name: [each["name"] for each in told[name]["inputs"]] for name in NAMES}
     outputs = {name: [each["name"] for each in told[name]["outputs"]] for name in NAMES}
-    assert (inputs["writer"], inputs["labels"], inputs["own"]) == (["text"], ["text"], [])
-    assert (outputs["writer"], outputs["labels"], outputs["own"]) == (["text", "output"], ["output"], [])
+    assert (inputs["writer"], inputs["own"]) == (["text"], [])
+    assert (outputs["writer"], outputs["own"]) == (["text", "output"], [])
     config = client.get_model_config("vectors")
     assert config["output"] == [{"name": "embeddings", "data_type": "TYPE_FP32", "dims": [-1, -1]}]
 
@@ -126,13 +124,14 @@ def test_what_is_not_possible_here_is_refused_in_words(client: Any) -> None:
 
 def test_statistics_count_what_was_answered(client: Any) -> None:
     def count() -> int:
-        [counted] = client.get_inference_statistics("labels")["model_stats"]
+        [counted] = client.get_inference_statistics("vectors")["model_stats"]
         assert counted["inference_stats"]["success"]["count"] == counted["inference_count"]
         return int(counted["inference_count"])
 
     before = count()
-    client.infer("labels", [tensor("text", TEXTS)])
-    assert count() == before + 2
+    # Both texts are one question to it.
+    client.infer("vectors", [tensor("text", TEXTS)])
+    assert count() == before + 1
     assert {counted["name"] for counted in client.get_inference_statistics()["model_stats"]} == set(NAMES)
 
 
@@ -159,18 +158,9 @@ def test_vectors_are_the_native_ones_however_they_are_sent(
 @pytest.mark.parametrize("name", ["text", "anything"])
 def test_each_text_has_an_answer_of_its_own(client: Any, service: Service, shape: tuple[int, ...], name: str) -> None:
     texts = np.array([text.encode() for text in TEXTS], dtype=object).reshape(shape)
-    answer = client.infer("labels", [tensor(name, texts)], parameters={"top_k": 2})
-    expected = [native(service, "labels", text, top_k=2) for text in TEXTS]
-    for told, scores in zip(map(json.loads, answer.as_numpy("output")), expected, strict=True):
-        assert [each["label"] for each in told] == [each["label"] for each in scores]
-        # Alone or together, in the last bits.
-        assert [each["score"] for each in told] == pytest.approx([each["score"] for each in scores])
-
-
-def test_a_pair_of_texts_is_one_item(client: Any, service: Service) -> None:
-    answer = client.infer("labels", [tensor("text", TEXTS[:1]), tensor("text_pair", TEXTS[1:])])
-    expected = native(service, "labels", {"text": TEXTS[0], "text_pair": TEXTS[1]})
-    assert [json.loads(each) for each in answer.as_numpy("output")] == [expected]
+    answer = client.infer("writer", [tensor(name, texts)], parameters={"max_new_tokens": NEW_TOKENS})
+    expected = [native(service, "writer", text, max_new_tokens=NEW_TOKENS) for text in TEXTS]
+    assert [json.loads(each) for each in answer.as_numpy("output")] == expected
 
 
 def test_written_text_comes_alone_and_as_the_whole_answer(client: Any, service: Service) -> None:
@@ -294,13 +284,15 @@ def test_sequences_are_refused(client: Any) -> None:
     ("model", "inputs", "words"),
     [
         ("vectors", [("text", ["fox", "fox " * 100], "BYTES")], r"inputs\[1\] is \d+ tokens long"),
-        ("labels", [("text", ["fox", "fox " * 100], "BYTES")], r"item 1: inputs is \d+ tokens long"),
-        ("labels", [("text", [b"\xff"], "BYTES")], "element 0 that is not UTF-8: byte 0xff at position 0"),
-        ("labels", [("text", np.array([[b"a", b"b"]], dtype=object), "BYTES")], r"shape \[1, 2\]: send \[n\]"),
-        ("labels", [("text", np.zeros(2, np.float32), "FP32")], "must be BYTES, text each, not FP32"),
-        ("labels", [("text", ["a"], "BYTES"), ("more", ["a"], "BYTES")], "input 'more' is not one of this model's"),
-        ("vectors", [("text", np.array([], dtype=object), "BYTES")], "has 0 elements: send 1 to 1024"),
-        ("vectors", [("text", ["a"] * 1025, "BYTES")], "has 1025 elements: send 1 to 1024"),
+        ("writer", [("text", ["fox", "fox " * 100], "BYTES")], r"item 1: inputs.*tokens"),
+        ("writer", [("text", [b"\xff"], "BYTES")], "element 0 that is not UTF-8: byte 0xff at position 0"),
+        ("writer", [("text", np.array([[b"a", b"b"]], dtype=object), "BYTES")], r"shape \[1, 2\]: send \[n\]"),
+        ("writer", [("text", np.zeros(2, np.float32), "FP32")], "must be BYTES, text each, not FP32"),
+        ("writer", [("text", ["a"], "BYTES"), ("more", ["a"], "BYTES")], "input 'more' is not one of this model's"),
+        ("writer", [("text", np.array([], dtype=object), "BYTES")], "has 0 elements: send 1 to 1024"),
+        ("writer", [("text", ["a"] * 1025, "BYTES")], "has 1025 elements: send 1 to 1024"),
+        ("vectors", [("text", np.array([], dtype=object), "BYTES")], "has 0 elements"),
+        ("vectors", [("text", ["a"] * 8193, "BYTES")], "8193"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(client: Any, model: str, inputs: Any, words: str) -> None:

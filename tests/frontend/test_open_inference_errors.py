@@ -23,6 +23,7 @@ TASKS = {
     "vectors": "embedding",
     "org/team/writer": "text-generation",
     "answers": "question-answering",
+    "labels": "text-classification",
     "pictures": "image-classification",
     "documents": "document-question-answering",
     "speech": "automatic-speech-recognition",
@@ -121,6 +122,14 @@ def test_questions_and_contexts_are_paired(client: Any, broker: StubBroker) -> N
         client.infer("answers", inputs[1:])
     with pytest.raises(InferenceServerException, match=r"equally many elements, .* question 1, context 2"):
         client.infer("answers", [tensor("question", "q"), inputs[0]])
+
+
+def test_a_pair_of_texts_is_one_item(client: Any, broker: StubBroker) -> None:
+    with asked(broker) as requests:
+        client.infer("labels", [tensor("text", "a", "b"), tensor("text_pair", "c", "d")])
+        client.infer("labels", [tensor("text", "a")])
+    pairs = [{"text": "a", "text_pair": "c"}, {"text": "b", "text_pair": "d"}]
+    assert [request.inputs for request in requests] == [*pairs, "a"]
 
 
 def test_files_are_bytes_and_in_json_base64(client: Any, broker: StubBroker) -> None:

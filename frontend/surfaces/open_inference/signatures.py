@@ -14,7 +14,14 @@ from typing import Any
 
 import orjson
 
-from frontend.surfaces.open_inference.tensors import BYTES, Input, Output, output_of_array, output_of_elements
+from frontend.surfaces.open_inference.tensors import (
+    BYTES,
+    BYTES_ELEMENTS_MAX,
+    Input,
+    Output,
+    output_of_array,
+    output_of_elements,
+)
 from shared import tensors
 from shared.errors import Code, InvalidInput, RequestError
 from shared.json_text import dump_json
@@ -79,6 +86,8 @@ class Signature:
 class TaskSignature(Signature):
     """A task whose inputs are BYTES of one length, one item for each element, and whose outputs are JSON."""
 
+    items_max = ITEMS_MAX
+
     def __init__(self, *required: tuple[str, Kind], optional: Mapping[str, Kind] | None = None) -> None:
         self._required = dict(required)
         self._kinds = {**self._required, **(optional or {})}
@@ -87,7 +96,7 @@ class TaskSignature(Signature):
 
     def questions(self, given: Sequence[Input], *, is_raw: bool) -> Sequence[object]:
         named = self._named(given, is_raw=is_raw)
-        columns = {name: _items(tensor, self._kinds[name]) for name, tensor in named.items()}
+        columns = {name: _items(tensor, self._kinds[name], self.items_max) for name, tensor in named.items()}
         counts = {name: len(items) for name, items in columns.items()}
         if len(set(counts.values())) > 1:
             told = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -121,6 +130,8 @@ class TaskSignature(Signature):
 class EmbeddingSignature(TaskSignature):
     """All texts are one question, and its answer is one array."""
 
+    # The model has a bound of its own for these.
+    items_max = BYTES_ELEMENTS_MAX
     default_output = "embeddings"
 
     def __init__(self) -> None:
@@ -198,7 +209,7 @@ def signature_of(task: str) -> Signature:
 # --- from tensors to questions ---------------------------------------------------------------------------------------
 
 
-def _items(tensor: Input, kind: Kind) -> list[object]:
+def _items(tensor: Input, kind: Kind, items_max: int) -> list[object]:
     """
     Raises:
         InvalidInput: it is no list of items.
@@ -207,8 +218,8 @@ def _items(tensor: Input, kind: Kind) -> list[object]:
         raise tensor.refuse(f"must be {BYTES}, {kind.value} each, not {tensor.datatype}")
     if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
         raise tensor.refuse(f"has the shape {list(tensor.shape)}: send [n], or [n, 1], one element for each item")
-    if not 0 < len(tensor.content) <= ITEMS_MAX:
-        raise tensor.refuse(f"has {len(tensor.content)} elements: send 1 to {ITEMS_MAX} at once")
+    if not 0 < len(tensor.content) <= items_max:
+        raise tensor.refuse(f"has {len(tensor.content)} elements: send 1 to {items_max} at once")
     return [_item(tensor, index, element, kind) for index, element in enumerate(tensor.content)]
 
 
