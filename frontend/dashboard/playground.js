@@ -14,7 +14,7 @@ const STRING_CHARS_MAX = 200;
 export class Playground {
   constructor(bench, choice, about, askForKey) {
     Object.assign(this, { bench, choice, about, askForKey, status: null, present: null, models: null, running: null, urls: [] });
-    choice.addEventListener("change", () => this.#open());
+    choice.addEventListener("change", () => this.update(this.status));
   }
 
   // The newest snapshot. A form stays as it is, with what was typed, as long as its model is the same.

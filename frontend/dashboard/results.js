@@ -132,7 +132,7 @@ function vector(values) {
 
 // The answer as it came.
 export function plain(result) {
-  const all = JSON.stringify(result, null, Array.isArray(result) && isList(result.flat(), (value) => typeof value === "number") ? 0 : 2);
+  const all = JSON.stringify(result, null, Array.isArray(result) && isList(result.flat(Infinity), (value) => typeof value === "number") ? 0 : 2);
   const cut = all.length > JSON_CHARS_MAX ? `${all.slice(0, JSON_CHARS_MAX)}\n… ${all.length.toLocaleString("en")} characters in all` : all;
   return h("pre", { tabindex: 0 }, cut);
 }
