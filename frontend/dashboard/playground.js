@@ -159,8 +159,9 @@ export class Playground {
 function times(total, parts) {
   const rest = Math.max(0, total - parts.reduce((sum, { ms }) => sum + ms, 0));
   const all = [...parts, { name: "on the way", ms: rest }];
+  const shade = (index) => (index < parts.length ? `var(--c${index})` : "var(--line)");
   return h("div", { class: "times" },
-    h("div", { class: "memory thin", "aria-hidden": "true" }, all.map(({ ms }, index) => h("i", { style: { width: `${(100 * ms) / total}%`, background: `var(--c${index})` } }))),
+    h("div", { class: "memory thin", "aria-hidden": "true" }, all.map(({ ms }, index) => h("i", { style: { width: `${(100 * ms) / total}%`, background: shade(index) } }))),
     h("p", { class: "legend" }, h("span", { class: "entry" }, "in all", h("b", {}, `${short(total)} ms`)), all.map(({ name, ms }, index) =>
-      h("span", { class: "entry" }, h("i", { style: { background: `var(--c${index})` } }), name, h("b", {}, `${short(ms)} ms`)))));
+      h("span", { class: "entry" }, h("i", { style: { background: shade(index) } }), name, h("b", {}, `${short(ms)} ms`)))));
 }

@@ -316,7 +316,7 @@ def test_charts_show_the_requests_that_were_answered(open_page: Callable[..., Pa
     page = open_page()
     choose(page, "classifier")
     behaving(broker, Answer(value=[{"label": "good", "score": 1.0}]))
-    rate = page.locator(".chart", has_text="Requests").locator(".entry", has_text="classifier").locator("b")
+    rate = page.locator(".chart").first.locator(".entry", has_text="classifier").locator("b")
 
     def moved() -> bool:
         page.get_by_role("button", name="Ask", exact=True).click()
