@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from model_worker.troubles import TROUBLES_MAX, Troubles
@@ -70,14 +72,17 @@ def test_status_tells_what_became_of_a_process_and_nothing_that_was_asked() -> N
         assert service.ask("echo", {"do": "nothing", "text": "my secret"}).status_code == 422
         assert service.ask("echo", {"do": "kill", "text": "my secret"}).status_code == 500
 
-        def troubles() -> dict[str, dict[str, object]]:
+        def troubles() -> dict[str, dict[str, Any]]:
             return {trouble["event"]: trouble for trouble in service.status()["troubles"]}
 
-        wait_for(lambda: troubles().keys() >= {"poison_input", "replica_exited"}, "both")
-        told = troubles()
+        def both() -> dict[str, dict[str, Any]] | None:
+            found = troubles()
+            return found if found.keys() >= {"poison_input", "replica_exited"} else None
+
+        told = wait_for(both, "the request and its process are told")
         assert told["model_error"]["text"] == "ValueError"
         assert told["replica_exited"]["slot"] == "echo/0"
         # The input was tried once more, alone.
         assert told["replica_exited"]["count"] == 2
-        assert "signal 9" in str(told["replica_exited"]["text"])
+        assert "signal 9" in told["replica_exited"]["text"]
         assert "my secret" not in str(told)
