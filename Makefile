@@ -10,8 +10,9 @@
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 PORT ?= 8080
-# Most tests wait for processes and sockets, so a few run beside each other even on two cores.
-PYTEST_FLAGS ?= -n 3
+# Most tests wait for processes and sockets, so a few run beside each other even on two cores; whoever is done first takes
+# over from the others.
+PYTEST_FLAGS ?= -n 3 --dist worksteal
 SOAK_MINUTES ?= 10
 
 VENV := .venv

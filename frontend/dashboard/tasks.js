@@ -29,6 +29,15 @@ const TASKS = {
   "token-classification": simple(text("Text", "Ada Lovelace wrote to Charles Babbage in London.")),
   "fill-mask": simple(text("Text, with the model's mask in it", "The sea is very [MASK] today."), top),
   "feature-extraction": simple(text("Text", "A great day at the sea.")),
+  summarization: simple(
+    text("Text", "In a large restaurant the head waiter greets the guests and seats them. The waiters bring the food.", { rows: 6 }),
+  ),
+  translation: simple(
+    text("Text", "Dinner is served."),
+    line("src_lang", "From, as the model names it", ""),
+    line("tgt_lang", "To", ""),
+  ),
+  "text2text-generation": simple(text("Text", "Is dinner served?")),
   "zero-shot-classification": simple(
     text("Text", "The new oven bakes bread in half the time."),
     labels("cooking, travel, politics"),
