@@ -218,7 +218,7 @@ def test_every_task_that_was_tried_has_a_form() -> None:
     table = (ROOT / "docs" / "tasks.md").read_text().partition("## Inputs")[0]
     rows = re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
     served = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
-    forms = set(re.findall(r"^  \"?([a-z-]+)\"?: (?:simple\(|\{)", SCRIPTS["tasks.js"], re.MULTILINE))
+    forms = set(re.findall(r"^  \"?([a-z0-9-]+)\"?: (?:simple\(|\{)", SCRIPTS["tasks.js"], re.MULTILINE))
     # Those whose inputs differ from model to model are asked with JSON; a text is generated in a talk.
     with_json = {"any-to-any", "decision", "image-text-to-text", "keypoint-matching", "video-classification"}
     assert served - forms == {*with_json, "text-generation"}
