@@ -7,10 +7,10 @@ nothing.
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from frontend.health import NOT_HEARD
+from frontend.read_routes import add_read_route
 from frontend.responses import json_response
 from frontend.services import Services
 from shared.errors import UnknownModel
@@ -47,11 +47,7 @@ class CatalogueRoutes:
             ("/models", self.models, ModelList),
             ("/models/{name:path}", self.model, DescribedModel),
         ):
-            # The classes are for the description alone: what is sent is made here.
-            router.add_api_route(
-                path, handler, methods=["GET"], response_model=described_by, response_class=JSONResponse
-            )
-            router.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+            add_read_route(router, path, handler, described_by=described_by)
         return router
 
     async def models(self, request: Request) -> Response:

@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from frontend.read_routes import add_read_route
 from frontend.responses import json_response
 from frontend.server_metrics import ServerCollector
 from frontend.services import Services
@@ -105,9 +106,7 @@ class HealthRoutes:
             ("/status", self.status),
             ("/metrics", self.metrics),
         ):
-            router.add_api_route(path, handler, methods=["GET"], response_model=None)
-            # Some load balancers probe with HEAD.
-            router.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+            add_read_route(router, path, handler)
         return router
 
     async def livez(self) -> Response:

@@ -13,7 +13,8 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -184,6 +185,18 @@ class StubBroker:
     def front_count(self) -> int:
         """Fronts that have said HELLO."""
         return sum(hello is not None for hello in list(self._fronts.values()))
+
+    def answer_with(self, *steps: Step) -> None:
+        """From now on, to every request."""
+        self.behave = lambda request: list(steps)
+
+    @contextmanager
+    def counting(self) -> Iterator[list[Request]]:
+        """The requests that reach the model server in the block; filled at its end."""
+        before = len(self.requests)
+        counted: list[Request] = []
+        yield counted
+        counted += self.requests[before:]
 
     def tell_all(self, *parts: Buffer) -> None:
         """Sends these frames to every front, now."""

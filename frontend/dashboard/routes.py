@@ -18,6 +18,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client.metrics_core import Metric
 from starlette.exceptions import HTTPException
 
+from frontend.read_routes import add_read_route
 from frontend.responses import json_response
 from frontend.services import Services
 from shared.errors import RequestError
@@ -82,9 +83,7 @@ class DashboardRoutes:
             ("/dashboard/data", self.data),
             ("/dashboard/{name}", self.file),
         ):
-            is_described = path != "/dashboard/{name}"
-            router.add_api_route(path, handler, methods=["GET"], response_model=None, include_in_schema=is_described)
-            router.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+            add_read_route(router, path, handler, is_described=path != "/dashboard/{name}")
         return router
 
     async def page(self, request: Request) -> Response:

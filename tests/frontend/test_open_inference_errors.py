@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import struct
@@ -77,19 +76,6 @@ def client(front: Front) -> Iterator[Any]:
     made.triton.close()
 
 
-def behave(broker: StubBroker, *steps: Step) -> None:
-    broker.behave = lambda request: list(steps)
-
-
-@contextlib.contextmanager
-def asked(broker: StubBroker) -> Iterator[list[Request]]:
-    """The requests that reach the model server in the block; filled at its end."""
-    before = len(broker.requests)
-    requests: list[Request] = []
-    yield requests
-    requests += broker.requests[before:]
-
-
 def tensor(name: str, *elements: Any, binary: bool = True) -> Any:
     made = triton.InferInput(name, [len(elements)], "BYTES")
     return made.set_data_from_numpy(np.array(elements, dtype=object), binary_data=binary)
@@ -112,7 +98,7 @@ def outputs(answer: Any, name: str = "output") -> list[Any]:
 
 def test_questions_and_contexts_are_paired(client: Any, broker: StubBroker) -> None:
     inputs = [tensor("context", "c", "d"), tensor("question", "q", "r", binary=False)]
-    with asked(broker) as requests:
+    with broker.counting() as requests:
         answer = client.infer("answers", inputs, parameters={"top_k": 2})
     expected: list[object] = [{"context": "c", "question": "q"}, {"context": "d", "question": "r"}]
     assert [request.inputs for request in requests] == expected
@@ -125,7 +111,7 @@ def test_questions_and_contexts_are_paired(client: Any, broker: StubBroker) -> N
 
 
 def test_a_pair_of_texts_is_one_item(client: Any, broker: StubBroker) -> None:
-    with asked(broker) as requests:
+    with broker.counting() as requests:
         client.infer("labels", [tensor("text", "a", "b"), tensor("text_pair", "c", "d")])
         client.infer("labels", [tensor("text", "a")])
     pairs = [{"text": "a", "text_pair": "c"}, {"text": "b", "text_pair": "d"}]
@@ -133,7 +119,7 @@ def test_a_pair_of_texts_is_one_item(client: Any, broker: StubBroker) -> None:
 
 
 def test_files_are_bytes_and_in_json_base64(client: Any, broker: StubBroker) -> None:
-    with asked(broker) as requests:
+    with broker.counting() as requests:
         client.infer("pictures", [tensor("anything", b"\x89PNG", b"\xff")])
         client.infer("pictures", [tensor("image", "iVBORw==", binary=False)])
         client.infer("documents", [tensor("question", "What?"), tensor("image", b"\x89PNG")])
@@ -148,7 +134,7 @@ def test_files_are_bytes_and_in_json_base64(client: Any, broker: StubBroker) -> 
 def test_a_recording_may_come_as_samples(client: Any, broker: StubBroker) -> None:
     samples = np.arange(4, dtype=np.float32)
     rate = numbers("sampling_rate", np.array([16_000], dtype=np.int32), "INT32")
-    with asked(broker) as requests:
+    with broker.counting() as requests:
         for shaped in (samples, samples.reshape(1, -1)):
             client.infer("speech", [numbers("raw", shaped, "FP32"), rate])
     for request in requests:
@@ -162,7 +148,7 @@ def test_a_recording_may_come_as_samples(client: Any, broker: StubBroker) -> Non
 
 def test_what_has_no_tensors_is_asked_in_json(client: Any, broker: StubBroker) -> None:
     table = {"table": {"a": ["1", "2"]}, "query": "how many?"}
-    with asked(broker) as requests:
+    with broker.counting() as requests:
         client.infer("tables", [tensor("inputs", json.dumps(table))])
     assert [request.inputs for request in requests] == [table]
     with pytest.raises(InferenceServerException, match="no JSON as element 0"):
@@ -173,7 +159,7 @@ def test_arrays_reach_a_class_under_their_names(client: Any, broker: StubBroker)
     large = np.arange(20_000, dtype=np.float32).reshape(100, 200)
     matrix = triton.InferInput("words", [1, 2], "BYTES")
     matrix.set_data_from_numpy(np.array([["a", "b"]], dtype=object))
-    with asked(broker) as requests:
+    with broker.counting() as requests:
         client.infer("own", [numbers("x", large, "FP32"), matrix, tensor("y", "c", binary=False)])
     [request] = requests
     np.testing.assert_array_equal(request.inputs["x"], large)
@@ -197,7 +183,7 @@ def test_arrays_reach_a_class_under_their_names(client: Any, broker: StubBroker)
 def test_answers_of_a_class_become_tensors(
     client: Any, broker: StubBroker, value: Any, name: str, expected: Any, binary: bool
 ) -> None:
-    behave(broker, Answer(value=value))
+    broker.answer_with(Answer(value=value))
     wanted = [triton.InferRequestedOutput(name, binary_data=binary)]
     if not binary and isinstance(value, dict) and b"\xff" in value.get("t", []):
         with pytest.raises(InferenceServerException, match="ask for binary_data"):
@@ -210,7 +196,7 @@ def test_answers_of_a_class_become_tensors(
 
 
 def test_numbers_that_are_none_are_null_in_json(client: Any, broker: StubBroker) -> None:
-    behave(broker, Answer(value=np.array([np.nan, np.inf, 1.0], dtype=np.float16)))
+    broker.answer_with(Answer(value=np.array([np.nan, np.inf, 1.0], dtype=np.float16)))
     binary = client.infer("own", [tensor("x", "a")]).as_numpy("output")
     np.testing.assert_array_equal(binary, np.array([np.nan, np.inf, 1.0], dtype=np.float16))
     wanted = [triton.InferRequestedOutput("output", binary_data=False)]
@@ -219,7 +205,7 @@ def test_numbers_that_are_none_are_null_in_json(client: Any, broker: StubBroker)
 
 
 def test_an_answer_that_is_none_of_the_task_is_the_models_error(client: Any, broker: StubBroker) -> None:
-    behave(broker, Answer(value={"text": "no generated_text"}))
+    broker.answer_with(Answer(value={"text": "no generated_text"}))
     with pytest.raises(InferenceServerException, match="no generated_text") as caught:
         client.infer("org/team/writer", [tensor("text", "a")])
     assert caught.value.status() == "500"
@@ -227,7 +213,7 @@ def test_an_answer_that_is_none_of_the_task_is_the_models_error(client: Any, bro
 
 def test_deadlines_and_priorities_of_the_body_reach_the_model_server(client: Any, broker: StubBroker) -> None:
     headers = {"X-Request-Priority": "5", "X-Request-Timeout": "7", "X-Request-Id": "mine"}
-    with asked(broker) as requests:
+    with broker.counting() as requests:
         client.infer("own", [tensor("x", "a")], timeout=30_000_000, priority=2, headers=headers)
         client.infer("own", [tensor("x", "a")], headers=headers)
     first, second = (request.header for request in requests)
@@ -240,7 +226,7 @@ def test_deadlines_and_priorities_of_the_body_reach_the_model_server(client: Any
 
 
 def test_names_with_slashes_are_read_from_the_end_of_the_path(client: Any, broker: StubBroker) -> None:
-    behave(broker, Answer(value={"generated_text": "hello"}))
+    broker.answer_with(Answer(value={"generated_text": "hello"}))
     name = "org/team/writer"
     for version in ("", "1"):
         assert client.is_model_ready(name, version)
@@ -290,7 +276,7 @@ def test_models_and_versions_that_are_not_there_are_404_with_those_that_are(
     ],
 )
 def test_each_failure_is_told_in_the_clients_words(client: Any, broker: StubBroker, code: Code, status: int) -> None:
-    behave(broker, Fail(code=code, message="it went wrong"))
+    broker.answer_with(Fail(code=code, message="it went wrong"))
     with pytest.raises(InferenceServerException) as caught:
         client.infer("vectors", [tensor("text", "a")])
     assert (caught.value.status(), caught.value.message()) == (str(status), "it went wrong")
@@ -369,7 +355,7 @@ def test_sizes_that_disagree_are_refused_and_the_connection_lives_on(front: Fron
 
 
 def test_a_client_that_leaves_ends_the_work_for_it(front: Front, broker: StubBroker) -> None:
-    behave(broker)
+    broker.answer_with()
     body = json.dumps({"inputs": [{"name": "x", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}]}).encode()
     before = len(broker.requests)
     with front.connect() as connection:

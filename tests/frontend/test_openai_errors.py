@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from collections.abc import Iterator, Sequence
@@ -52,19 +51,6 @@ def client(front: Front) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def behave(broker: StubBroker, *steps: Step) -> None:
-    broker.behave = lambda request: list(steps)
-
-
-@contextlib.contextmanager
-def counting_requests(broker: StubBroker) -> Iterator[list[Request]]:
-    """The requests that reach the model server in the block; filled at its end."""
-    before = len(broker.requests)
-    counted: list[Request] = []
-    yield counted
-    counted += broker.requests[before:]
-
-
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**{"model": "chat", "messages": MESSAGES, **fields})
 
@@ -95,7 +81,7 @@ def test_each_failure_is_the_error_that_the_sdk_has_for_it(
     told: str,
     stream: bool,
 ) -> None:
-    behave(broker, Fail(code=code, message="temperature is off"))
+    broker.answer_with(Fail(code=code, message="temperature is off"))
     with pytest.raises(raised) as caught:
         ask(client, stream=stream, temperature=1.0)
     error = caught.value
@@ -120,18 +106,18 @@ def test_each_failure_is_the_error_that_the_sdk_has_for_it(
 def test_the_sdk_tries_again_only_what_may_end_better(
     client: openai.OpenAI, broker: StubBroker, code: Code, tries: int
 ) -> None:
-    behave(broker, Fail(code=code, retry_after_ms=1000))
-    with counting_requests(broker) as counted, pytest.raises(openai.APIStatusError):
+    broker.answer_with(Fail(code=code, retry_after_ms=1000))
+    with broker.counting() as counted, pytest.raises(openai.APIStatusError):
         ask(client.with_options(max_retries=1))
     assert len(counted) == tries
 
 
 def test_refusals_say_when_to_come_back_and_what_not_to_repeat(client: openai.OpenAI, broker: StubBroker) -> None:
-    behave(broker, Fail(code=Code.OVERLOADED, retry_after_ms=2500))
+    broker.answer_with(Fail(code=Code.OVERLOADED, retry_after_ms=2500))
     with pytest.raises(openai.RateLimitError) as busy:
         ask(client)
     assert busy.value.response.headers["retry-after"] == "3"
-    behave(broker, Fail(code=Code.DEADLINE_EXCEEDED))
+    broker.answer_with(Fail(code=Code.DEADLINE_EXCEEDED))
     with pytest.raises(openai.InternalServerError) as late:
         ask(client)
     assert late.value.response.headers["x-should-retry"] == "false"
@@ -153,7 +139,7 @@ def test_a_model_that_is_not_there_is_not_found(client: openai.OpenAI, broker: S
 
 
 def test_a_model_for_another_task_is_refused_before_it_is_asked(client: openai.OpenAI, broker: StubBroker) -> None:
-    with counting_requests(broker) as counted:
+    with broker.counting() as counted:
         with pytest.raises(openai.BadRequestError, match=r"'vectors' is for embedding, .*fit: chat") as caught:
             ask(client, model="vectors")
         with pytest.raises(openai.BadRequestError, match=r"'chat' is for text-generation, .*fit: vectors"):
@@ -209,7 +195,7 @@ def test_paths_beside_v1_are_refused_in_their_own_words(front: Front, broker: St
 def test_json_is_read_whatever_its_content_type_says(
     front: Front, broker: StubBroker, content_type: str | None
 ) -> None:
-    behave(broker, Answer(value=TOLD))
+    broker.answer_with(Answer(value=TOLD))
     headers = {} if content_type is None else {"content-type": content_type}
     body = json.dumps({"model": "chat", "messages": MESSAGES}).encode()
     answer = front.post("/v1/chat/completions", content=body, headers=headers)
@@ -219,7 +205,7 @@ def test_json_is_read_whatever_its_content_type_says(
 def test_keys_are_asked_for_on_all_routes() -> None:
     with Front(models=("chat",), api_keys=["s3cret"]) as front, StubBroker(front.run_dir, models=MODELS) as broker:
         front.wait_ready()
-        behave(broker, Answer(value=TOLD))
+        broker.answer_with(Answer(value=TOLD))
         with openai.OpenAI(base_url=f"{front.url}/v1", api_key="wrong", max_retries=0) as stranger:
             calls: list[Any] = [lambda: ask(stranger), stranger.models.list, lambda: stranger.models.retrieve("chat")]
             for call in calls:
@@ -235,7 +221,7 @@ def test_keys_are_asked_for_on_all_routes() -> None:
 
 
 def test_a_stream_that_breaks_off_raises(client: openai.OpenAI, broker: StubBroker) -> None:
-    behave(broker, Piece(value={"text": "He"}), Fail(0.02, code=Code.MODEL_CRASHED, message="it died"))
+    broker.answer_with(Piece(value={"text": "He"}), Fail(0.02, code=Code.MODEL_CRASHED, message="it died"))
     texts: list[str] = []
     chunks = ask(client, stream=True)
     with pytest.raises(openai.APIError, match="it died") as caught:
@@ -245,13 +231,13 @@ def test_a_stream_that_breaks_off_raises(client: openai.OpenAI, broker: StubBrok
 
 
 def test_a_stream_of_a_model_that_streams_wrong_things_raises(client: openai.OpenAI, broker: StubBroker) -> None:
-    behave(broker, Piece(value={"text": "He"}), Piece(value=5, index=1), Answer(value=None))
+    broker.answer_with(Piece(value={"text": "He"}), Piece(value=5, index=1), Answer(value=None))
     with pytest.raises(openai.APIError, match="no generated text"):
         list(ask(client, stream=True, model="own"))
 
 
 def test_an_answer_in_one_piece_is_a_stream_too(client: openai.OpenAI, broker: StubBroker) -> None:
-    behave(broker, Piece(value=TOLD), Answer(value=None))
+    broker.answer_with(Piece(value=TOLD), Answer(value=None))
     chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
     assert [chunk.choices[0].delta.content for chunk in chunks[:-1]] == ["", "Hi", None]
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None, None, "stop"]
@@ -266,7 +252,7 @@ def test_of_several_answers_one_that_fails_fails_all_and_stops_the_others(
 
     broker.behave = second_fails
     for stream in (False, True):
-        with counting_requests(broker) as counted, pytest.raises(openai.InternalServerError):
+        with broker.counting() as counted, pytest.raises(openai.InternalServerError):
             ask(client, n=3, seed=7, stream=stream)
         others = {request.header.id for request in counted if request.parameters["seed"] != 8}
         assert len(others) == 2
@@ -296,7 +282,7 @@ def test_a_client_that_leaves_gives_up_all_of_its_answers(front: Front, broker: 
 
 
 def test_the_wire_is_events_with_one_end(front: Front, broker: StubBroker) -> None:
-    behave(broker, Piece(value={"text": "Hi"}), Answer(value=TOLD))
+    broker.answer_with(Piece(value={"text": "Hi"}), Answer(value=TOLD))
     body = json.dumps({"model": "chat", "messages": MESSAGES, "stream": True}).encode()
     with front.connect() as connection:
         connection.sendall(raw_request("/v1/chat/completions", body, "Connection: close", "X-Request-Id: mine"))
@@ -320,15 +306,15 @@ def test_the_wire_is_events_with_one_end(front: Front, broker: StubBroker) -> No
 
 
 def test_a_class_of_the_users_own_is_asked_as_the_tasks_are(client: openai.OpenAI, broker: StubBroker) -> None:
-    behave(broker, Answer(value={"generated_text": "Hi"}))
+    broker.answer_with(Answer(value={"generated_text": "Hi"}))
     answer = ask(client, model="own")
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hi", "stop")
-    behave(broker, Answer(value={"embeddings": [[0.5, -1.0]]}))
+    broker.answer_with(Answer(value={"embeddings": [[0.5, -1.0]]}))
     assert client.embeddings.create(model="own", input="x").data[0].embedding == [0.5, -1.0]
 
 
 def test_a_class_that_answers_something_else_has_failed(client: openai.OpenAI, broker: StubBroker) -> None:
-    behave(broker, Answer(value={"label": "good"}))
+    broker.answer_with(Answer(value={"label": "good"}))
     with pytest.raises(openai.InternalServerError, match="no generated text"):
         ask(client, model="own")
     with pytest.raises(openai.InternalServerError, match="no embedding"):
@@ -353,7 +339,7 @@ def test_the_routes_are_described(front: Front, broker: StubBroker) -> None:
 
 
 def test_requests_are_counted_by_route_and_model(front: Front, client: openai.OpenAI, broker: StubBroker) -> None:
-    behave(broker, Answer(value=TOLD))
+    broker.answer_with(Answer(value=TOLD))
     ask(client)
     counted = 'headwaiter_requests_total{code="200",model="chat",route="/v1/chat/completions"}'
     assert counted in front.get("/metrics").text

@@ -11,14 +11,13 @@ from collections import Counter
 
 import pytest
 
-from model_worker.broker.ledger import Ledger
-from model_worker.broker.records import Request
 from tests.simulation import soak
 from tests.simulation.__main__ import main
 from tests.simulation.faults import Fault
 from tests.simulation.promises import Promise
 from tests.simulation.recipe import Recipe
 from tests.simulation.shrink import fail, shrink
+from tests.simulation.test_planted_bugs import does_not_isolate_suspects
 from tests.simulation.world import World
 
 SEEDS = 1500
@@ -98,15 +97,7 @@ def test_a_world_can_be_replayed_from_the_command_line(capsys: pytest.CaptureFix
 @pytest.fixture
 def _shares_after_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug that takes two requests and one fault to show."""
-    requeue = Ledger.requeue_alone
-
-    def in_company(self: Ledger, request: Request) -> None:
-        requeue(self, request)
-        self._models[request.model].backlog.remove(request)
-        request.alone = False
-        self._models[request.model].backlog.add(request)
-
-    monkeypatch.setattr(Ledger, "requeue_alone", in_company)
+    does_not_isolate_suspects(monkeypatch)
 
 
 @pytest.mark.usefixtures("_shares_after_a_death")

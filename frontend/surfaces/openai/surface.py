@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
 from frontend.json_bodies import read_object
+from frontend.read_routes import add_read_route
 from frontend.responses import json_response
 from frontend.services import Services
 from frontend.surfaces.base import Exchange, Surface, timing_headers
@@ -106,11 +106,7 @@ class OpenAISurface(Surface):
             ("/v1/models", self.models, description.ModelList),
             ("/v1/models/{id:path}", self.model, description.Model),
         ):
-            # As in the catalogue: the classes are for the description alone.
-            router.add_api_route(
-                path, handler, methods=["GET"], response_model=described_by, response_class=JSONResponse
-            )
-            router.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+            add_read_route(router, path, handler, described_by=described_by)
         return router
 
     async def models(self, request: Request) -> Response:
