@@ -39,6 +39,7 @@ class Front:
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
         self.client = httpx.Client(timeout=30)
+        self._worker_count = workers
 
     def __enter__(self) -> Self:
         return self.start()
@@ -83,7 +84,11 @@ class Front:
         return self
 
     def wait_ready(self) -> Self:
-        wait_for(lambda: self.probe("/readyz") == 200, "/readyz says 200")
+        """Waits until one worker is ready and all of them have found the model server."""
+        wait_for(
+            lambda: self.probe("/readyz") == 200 and self.log().count("server_joined") >= self._worker_count,
+            "/readyz says 200 and every worker has joined the server",
+        )
         return self
 
     def log(self) -> str:

@@ -4,8 +4,9 @@ Owns supervisord, its child, and with it both programs; passes their output on, 
 Ctrl-C into an orderly stop. Refuses to start anything that the checks already know cannot work.
 
 Theory of operation: one loop on the main thread waits for a signal, the end of supervisord, news from the model server,
-or the next look; a second thread does nothing but copy the programs' output. The loop never waits for an answer for
-longer than `supervision.CONTROL_TIMEOUT_S` or `HTTP_TIMEOUT_S`, so a stop is never far away.
+or the next look; a second thread copies the programs' output, and stops supervisord when that tells of a program that
+refuses to run. The loop never waits for an answer for longer than `supervision.CONTROL_TIMEOUT_S` or `HTTP_TIMEOUT_S`,
+so a stop is never far away.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ from shared.errors import ConfigurationError, ProtocolError
 from shared.messages import ModelState
 from shared.sockets import RunDirectory
 
-# How often serve looks: often while people watch it come up, seldom afterwards; but within the second that supervisord
-# waits before it starts a program again that has refused to run.
+# How often serve looks: often while people watch it come up, seldom afterwards.
 LOOK_STARTING_S = 0.25
 LOOK_SERVING_S = 0.5
 HTTP_TIMEOUT_S = 1.0
@@ -130,9 +130,11 @@ class Service:
                     wake.recv(4096)
                 self._turn()
             self._tidy()
+        self._heed_refusals()
         return self._conclude(ended)
 
     def _turn(self) -> None:
+        self._heed_refusals()
         while self._signals:
             self._handle_signal(self._signals.pop(0))
         if os.getpid() == 1:
@@ -147,11 +149,9 @@ class Service:
         self._next_look_s = time.monotonic() + (LOOK_STARTING_S if self._stage is Stage.STARTING else LOOK_SERVING_S)
 
     def _look(self) -> None:
-        for program in (*self._refusals, *self._supervisor.programs()):
+        for program in self._supervisor.programs():
             if program.given_up:
-                self._program_gave_up = True
-                ended = "ended after each start" if program.state == "FATAL" else f"exit code {program.exit_status}"
-                self._stop(Exit.FAILED, f"{program.name} cannot run ({ended}): its own lines above say why")
+                self._stop_without(program)
                 return
         if self._stage is not Stage.STARTING:
             return
@@ -159,6 +159,15 @@ class Service:
         if self._models and all(model.state in FINAL_STATES for model in self._models) and self._front_answers():
             self._stage = Stage.SERVING
             self._progress.serving(self._models)
+
+    def _heed_refusals(self) -> None:
+        if self._refusals and self._stage is not Stage.STOPPING:
+            self._stop_without(self._refusals[0])
+
+    def _stop_without(self, program: Program) -> None:
+        self._program_gave_up = True
+        ended = "ended after each start" if program.state == "FATAL" else f"exit code {program.exit_status}"
+        self._stop(Exit.FAILED, f"{program.name} cannot run ({ended}): its own lines above say why")
 
     # --- what happens --------------------------------------------------------------------------------------------
 
@@ -227,6 +236,8 @@ class Service:
                 self._progress.copy(line)
                 if (program := early_refusal(line)) is not None:
                     self._refusals.append(program)
+                    # At once, and not when the loop gets to it: in a second supervisord would start it again.
+                    self._supervisor.stop()
 
     def _tidy(self) -> None:
         """Removes what killed programs left.

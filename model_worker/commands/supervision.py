@@ -87,7 +87,8 @@ def configuration_file() -> Path:
 
 
 class Supervisor:
-    """A supervisord in the foreground of this process. Use it on the main thread, which has to outlive it."""
+    """A supervisord in the foreground of this process. Use it on the main thread, which has to outlive it; `stop` may
+    be called on any."""
 
     def __init__(self, run_directory: Path) -> None:
         self._run_directory = run_directory
