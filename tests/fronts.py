@@ -84,11 +84,12 @@ class Front:
         return self
 
     def wait_ready(self) -> Self:
-        """Waits until one worker is ready and all of them have found the model server."""
-        wait_for(
-            lambda: self.probe("/readyz") == 200 and self.log().count("server_joined") >= self._worker_count,
-            "/readyz says 200 and every worker has joined the server",
-        )
+        wait_for(lambda: self.probe("/readyz") == 200, "/readyz says 200")
+        return self
+
+    def wait_joined(self) -> Self:
+        """Waits until every worker has met the model server; `wait_ready` asks whichever one takes its connection."""
+        wait_for(lambda: self.log().count("server_joined") >= self._worker_count, "every worker has joined the server")
         return self
 
     def log(self) -> str:

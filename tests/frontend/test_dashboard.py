@@ -31,7 +31,7 @@ def front() -> Iterator[Front]:
 @pytest.fixture(scope="module")
 def broker(front: Front) -> Iterator[StubBroker]:
     with StubBroker(front.run_dir, models=(model_state("echo"), model_state("other"))) as started:
-        front.wait_ready()
+        front.wait_joined().wait_ready()
         yield started
 
 
