@@ -43,6 +43,8 @@ logger = logging.getLogger("frontend")
 STARTUP_FAILURE = 3
 # How soon the files behind /metrics are put back after they were deleted.
 KEEP_METRICS_EVERY_S = 1.0
+# Paths whose routes are remembered; clients can ask for any.
+FOUND_MAX = 1024
 # A model server that is there welcomes a new worker within milliseconds, on a machine that has time for both.
 FIRST_WORD_S = 3.0
 
@@ -108,18 +110,31 @@ class _Application(FastAPI):
     def __init__(self, *, hot_routes: list[Route], **settings: Any) -> None:
         super().__init__(**settings)
         self._hot_routes = hot_routes
+        # What paths that were asked for lead to: matching one again costs as much as reading its request.
+        self._found: dict[tuple[str, str, str], tuple[Route, Scope]] = {}
         # Also here: for other methods, and for the way through middleware.
         self.router.routes[:0] = hot_routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self.user_middleware:
-            for route in self._hot_routes:
-                match, found = route.matches(scope)
-                if match is Match.FULL:
-                    scope.update(found)
-                    await route.app(scope, receive, send)
-                    return
+        if not self.user_middleware and scope["type"] == "http":
+            place = (scope["method"], scope["path"], scope["root_path"])
+            found = self._found.get(place) or self._find(place, scope)
+            if found is not None:
+                route, names = found
+                scope.update(names)
+                await route.app(scope, receive, send)
+                return
         await super().__call__(scope, receive, send)
+
+    def _find(self, place: tuple[str, str, str], scope: Scope) -> tuple[Route, Scope] | None:
+        for route in self._hot_routes:
+            match, names = route.matches(scope)
+            if match is Match.FULL:
+                if len(self._found) >= FOUND_MAX:
+                    self._found.clear()
+                self._found[place] = route, dict(names)
+                return route, dict(names)
+        return None
 
 
 def __getattr__(name: str) -> FastAPI:

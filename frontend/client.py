@@ -1,6 +1,6 @@
 """`ModelClient`: asks models for answers, from any asyncio program on the host.
 
-Owns the requests that wait, their timers, and what becomes of them when the model server goes away and comes back.
+Owns the requests that wait, their deadlines, and what becomes of them when the model server goes away and comes back.
 The front workers use it; so can any FastAPI application, in its lifespan, in place of a `pipeline(...)`. Refuses
 HTTP, and every thread but the event loop's.
 """
@@ -49,6 +49,8 @@ SUBMIT_COUNT_MAX = 256
 SUBMIT_BYTES_MAX = 8 * 2**20
 # The model server answers at the deadline. If that answer is lost, the wait ends this much later.
 DEADLINE_SLACK_S = 0.2
+# How far apart two looks at the deadlines are at least: each look is at all requests.
+DEADLINES_APART_S = 0.02
 INSPECT_TIMEOUT_S = 2.0
 # How often a client that holds no requests any more looks for the model server.
 LOOK_EVERY_S = 0.25
@@ -104,6 +106,9 @@ class ModelClient:
         self._counter = itertools.count()
         self._cancels: list[RequestId] = []
         self._flush_handle: asyncio.Handle | None = None
+        # The next look at deadlines, and when it is; one timer for all requests, most of which never need it.
+        self._deadline_handle: asyncio.TimerHandle | None = None
+        self._deadline_look_s = math.inf
         # Set once requests are not held any more: the next look at whether there is a server.
         self._look_handle: asyncio.TimerHandle | None = None
         self._connection: Connection | None = None
@@ -149,10 +154,11 @@ class ModelClient:
         if connection is None or self._pid != os.getpid():
             return
         self._connection = None
-        for handle in (self._flush_handle, self._look_handle):
+        for handle in (self._flush_handle, self._look_handle, self._deadline_handle):
             if handle is not None:
                 handle.cancel()
-        self._flush_handle = self._look_handle = None
+        self._flush_handle = self._look_handle = self._deadline_handle = None
+        self._deadline_look_s = math.inf
         for request in self._pending:
             self._give_up(request, _unavailable("this front stops"))
         self._met_server.set()
@@ -315,7 +321,8 @@ class ModelClient:
         if self._connection.link.hopeless:
             raise self._failed(model)
         self._pending.admit(request)
-        request.timer = loop.call_at(deadline_s, self._deadline_passed, request)
+        if deadline_s < self._deadline_look_s:
+            self._look_at_deadlines_at(deadline_s)
         self._flush_soon()
 
     # --- what the model server is like ---------------------------------------------------------------------------
@@ -327,7 +334,7 @@ class ModelClient:
     def model_names(self) -> tuple[str, ...]:
         """The names that the model server serves; those of the configuration until one was heard."""
         link = self._opened().link
-        return tuple(model.name for model in link.models) if link.was_ever_up else self._configured
+        return link.model_names if link.was_ever_up else self._configured
 
     def ready(self, model: str) -> bool:
         """Whether `model` has a replica that takes work, by news no older than 3 s."""
@@ -429,17 +436,32 @@ class ModelClient:
         self._pending.remove(request.id)
         request.waiter.fail(error)
 
-    def _deadline_passed(self, request: PendingRequest) -> None:
-        connection = self._connection
-        assert connection is not None
-        loop = asyncio.get_running_loop()
-        if not connection.link.is_up:
-            self._give_up(request, _unavailable())
-        elif loop.time() < request.deadline_s + DEADLINE_SLACK_S:
-            request.timer = loop.call_at(request.deadline_s + DEADLINE_SLACK_S, self._deadline_passed, request)
-        else:
-            text = f"model {request.model!r} gave no answer before the deadline"
-            self._give_up(request, RequestError(text, code=Code.DEADLINE_EXCEEDED))
+    def _look_at_deadlines_at(self, time_s: float) -> None:
+        if self._deadline_handle is not None:
+            self._deadline_handle.cancel()
+        self._deadline_look_s = time_s
+        self._deadline_handle = self._opened_loop().call_at(time_s, self._look_at_deadlines)
+
+    def _look_at_deadlines(self) -> None:
+        self._deadline_handle, self._deadline_look_s = None, math.inf
+        now_s = self._opened_loop().time()
+        next_s = math.inf
+        for request in self._pending:
+            given_up_s = request.deadline_s
+            if now_s >= given_up_s and self._opened().link.is_up:
+                given_up_s += DEADLINE_SLACK_S
+            if now_s < given_up_s:
+                next_s = min(next_s, given_up_s)
+            else:
+                self._give_up(request, self._too_late(request))
+        if next_s < math.inf:
+            self._look_at_deadlines_at(max(next_s, now_s + DEADLINES_APART_S))
+
+    def _too_late(self, request: PendingRequest) -> RequestError:
+        if not self._opened().link.is_up:
+            return _unavailable()
+        text = f"model {request.model!r} gave no answer before the deadline"
+        return RequestError(text, code=Code.DEADLINE_EXCEEDED)
 
     # --- receiving -----------------------------------------------------------------------------------------------
 

@@ -87,6 +87,25 @@ def has_message(receive: Receive) -> bool:
     return cycle is not None and cycle.message_event.is_set()
 
 
+def take_whole_body(receive: Receive) -> bytes | None:
+    """The body of a request that has come in whole already, as `receive` would return it; None if it has not, or is not
+    known to."""
+    cycle = _cycle_of(receive)
+    if (
+        cycle is None
+        or cycle.more_body
+        or cycle.disconnected
+        or cycle.response_complete
+        or not cycle.message_event.is_set()
+    ):
+        return None
+    cycle.flow.resume_reading()
+    cycle.message_event.clear()
+    cycle.waiting_for_100_continue = False
+    body, cycle.body = bytes(cycle.body), bytearray()
+    return body
+
+
 def send_whole(send: Send, status: int, headers: HeaderList, body: bytes) -> bool:
     """Sends a whole response to a POST in one piece, if there is a short way.
 

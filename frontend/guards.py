@@ -15,7 +15,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from frontend.direct import has_message
+from frontend.direct import has_message, take_whole_body
 from frontend.encodings import ENCODINGS, IDENTITY, expanded
 from shared.errors import Code, RequestError
 
@@ -88,6 +88,11 @@ class BodyReader:
 
     async def _read_encoded(self, headers: Headers, receive: Receive, deadline_s: float) -> bytes:
         self._check_length(headers)
+        whole = take_whole_body(receive)
+        if whole is not None:
+            if len(whole) > self._body_bytes_max:
+                raise self._too_large()
+            return whole
         message = await _receive_until(receive, deadline_s)
         body: bytes = message.get("body", b"")
         if len(body) > self._body_bytes_max:

@@ -53,6 +53,7 @@ class ServerLink:
         self.epoch = ""
         self.server_version = ""
         self.models: tuple[ModelState, ...] = ()
+        self.model_names: tuple[str, ...] = ()
         self.draining = False
         # The server has ended because no model can ever be loaded; none will come by itself.
         self.hopeless = False
@@ -86,7 +87,7 @@ class ServerLink:
         self.hopeless = False
         self.epoch = welcome.epoch
         self.server_version = welcome.version
-        self.models = welcome.models
+        self._heard_models(welcome.models)
         self.is_up = True
         self._aftermath = Aftermath.KEPT
         return aftermath
@@ -94,7 +95,7 @@ class ServerLink:
     def heard_pulse(self, pulse: ServerPulse, now_s: float) -> Say:
         """Takes over what the server says about its models."""
         self.heard(now_s)
-        self.models = pulse.models
+        self._heard_models(pulse.models)
         self.draining = pulse.draining
         self.hopeless = pulse.hopeless
         if self.is_up and pulse.epoch == self.epoch:
@@ -127,6 +128,10 @@ class ServerLink:
             return Say.NOTHING
         self._pulse_s = now_s
         return Say.PULSE
+
+    def _heard_models(self, models: tuple[ModelState, ...]) -> None:
+        self.models = models
+        self.model_names = tuple(model.name for model in models)
 
     def _break(self, aftermath: Aftermath) -> None:
         self.is_up = False

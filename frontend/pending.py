@@ -37,10 +37,6 @@ class Waiter(Protocol):
         ...
 
 
-class Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
 class PendingRequest(Struct, eq=False):
     """One request between `submit` and its one final answer."""
 
@@ -59,8 +55,6 @@ class PendingRequest(Struct, eq=False):
     # When the caller stops waiting; the header carries what is left of it at the moment of sending.
     deadline_s: float
     waiter: Waiter
-    # Ends the wait if no answer comes; cancelled with the entry.
-    timer: Timer | None = None
     # Index of the next piece of a streamed answer. Above 0 the request cannot be sent again: its caller has seen
     # part of an answer that another run would not repeat.
     next_chunk: int = 0
@@ -144,9 +138,6 @@ class PendingTable:
             return None
         self._unsent.pop(request_id, None)
         self._bytes -= request.body_bytes
-        if request.timer is not None:
-            request.timer.cancel()
-            request.timer = None
         return request
 
     def take_unsent(self, *, count_max: int, bytes_max: int) -> list[PendingRequest]:

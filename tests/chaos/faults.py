@@ -46,7 +46,7 @@ class Fault:
     """A front worker is killed: the connections that it held end without an answer."""
     may_shut: bool = False
     """The whole front is gone for a moment: nobody listens."""
-    kills: bool = False
+    kills: int = 0
     """Model processes are killed from outside."""
     is_free: bool = False
     """It costs no client an error, because another process or the next one answers in time."""
@@ -171,12 +171,12 @@ def kill_with_full_disk(scene: Scene) -> None:
 
 
 FAULTS: tuple[Fault, ...] = (
-    Fault("model.kill", send(one_of_two, signal.SIGKILL), kills=True, is_free=True),
-    Fault("model.term", send(one_of_two, signal.SIGTERM), kills=True, is_free=True),
+    Fault("model.kill", send(one_of_two, signal.SIGKILL), kills=1, is_free=True),
+    Fault("model.term", send(one_of_two, signal.SIGTERM), kills=1, is_free=True),
     Fault("model.stop", lambda scene: paused([whole(lambda: one_of_two(scene))], STOP_S), is_free=True),
-    Fault("model.freeze", send(one_of_two, signal.SIGSTOP), kills=True),
-    Fault("only_model.kill", send(the_only_one, signal.SIGKILL), kills=True, is_free=True),
-    Fault("only_model.kill_loading", kill_while_loading, kills=True, is_free=True),
+    Fault("model.freeze", send(one_of_two, signal.SIGSTOP), kills=1),
+    Fault("only_model.kill", send(the_only_one, signal.SIGKILL), kills=1, is_free=True),
+    Fault("only_model.kill_loading", kill_while_loading, kills=2, is_free=True),
     Fault("input.exit", ask("exit"), is_free=True),
     Fault("input.segfault", ask("segfault"), is_free=True),
     Fault("input.sleep", ask("sleep"), is_free=True),
@@ -185,7 +185,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("input.memory", ask("memory"), is_free=True),
     Fault("input.device_memory", ask("device_memory"), is_free=True),
     Fault("input.device_assert", ask("device_assert"), is_free=True),
-    Fault("server.kill", send(lambda scene: scene.subject.server(), signal.SIGKILL), kills=True),
+    Fault("server.kill", send(lambda scene: scene.subject.server(), signal.SIGKILL), kills=1),
     Fault("server.term", send(lambda scene: scene.subject.server(), signal.SIGTERM)),
     Fault("server.stop", lambda scene: paused([whole(scene.subject.server)], STOP_S), is_free=True),
     Fault("guardian.kill", send(lambda scene: scene.subject.guardian(), signal.SIGKILL), is_free=True),
@@ -200,15 +200,13 @@ FAULTS: tuple[Fault, ...] = (
         send(lambda scene: scene.subject.supervisord(), signal.SIGKILL),
         may_cut=True,
         may_shut=True,
-        kills=True,
+        kills=1,
     ),
-    Fault(
-        "serve.kill", send(lambda scene: scene.subject.serve, signal.SIGKILL), may_cut=True, may_shut=True, kills=True
-    ),
+    Fault("serve.kill", send(lambda scene: scene.subject.serve, signal.SIGKILL), may_cut=True, may_shut=True, kills=1),
     Fault("everything.stop", lambda scene: paused(scene.subject.everything(), STOP_S), is_free=True),
     Fault("run_directory.removed", remove_run_directory),
     Fault("disk.full", fill_disk, is_free=True),
-    Fault("disk.full_and_kills", kill_with_full_disk, may_cut=True, kills=True),
+    Fault("disk.full_and_kills", kill_with_full_disk, may_cut=True, kills=1),
     Fault("disk.full_and_counters_lost", lose_counters_with_full_disk, may_cut=True),
     Fault("clients.leave", storms.leave),
     Fault("clients.read_slowly", storms.read_slowly, is_free=True),

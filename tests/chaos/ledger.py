@@ -59,8 +59,8 @@ class Window:
     fault: str
     may_cut: bool = False
     may_shut: bool = False
-    kills: bool = False
-    """Whether it ends model processes from outside, so that an innocent input may look like the culprit."""
+    kills: int = 0
+    """How often it ends a model process from outside, so that an innocent input may look like the culprit."""
     began_s: float = field(default_factory=time.monotonic)
     ended_s: float = float("inf")
 
@@ -76,9 +76,7 @@ class Ledger:
         self.broken: list[str] = []
 
     @contextmanager
-    def window(
-        self, fault: str, *, may_cut: bool = False, may_shut: bool = False, kills: bool = False
-    ) -> Iterator[None]:
+    def window(self, fault: str, *, may_cut: bool = False, may_shut: bool = False, kills: int = 0) -> Iterator[None]:
         """While entered, requests may meet this fault."""
         window = Window(fault, may_cut, may_shut, kills)
         with self._lock:

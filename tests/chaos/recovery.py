@@ -35,7 +35,7 @@ def report() -> str:
         def without_answer(find: Callable[[], int], model: str) -> float:
             subject.wait_whole()
             pid = find()
-            with ledger.window("recovery", may_cut=True, may_shut=True, kills=True):
+            with ledger.window("recovery", may_cut=True, may_shut=True, kills=1):
                 os.kill(pid, signal.SIGKILL)
                 whole = threading.Event()
                 waiting = clients.start(_longest_wait(clients, lambda: questions.square(model), whole.is_set))

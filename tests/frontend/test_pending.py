@@ -18,14 +18,6 @@ class Waiter:
         return True
 
 
-class Timer:
-    def __init__(self) -> None:
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
 def request(number: int, *, size: int = 10, next_chunk: int = 0, deadline_s: float = 60.0) -> PendingRequest:
     return PendingRequest(
         id=RequestId(number.to_bytes(16, "big")),
@@ -41,7 +33,6 @@ def request(number: int, *, size: int = 10, next_chunk: int = 0, deadline_s: flo
         body_bytes=size,
         deadline_s=deadline_s,
         waiter=Waiter(),
-        timer=Timer(),
         next_chunk=next_chunk,
     )
 
@@ -96,14 +87,11 @@ def test_a_request_larger_than_a_message_goes_alone() -> None:
     assert sent(table, bytes_max=100) == [2]
 
 
-def test_removed_request_is_not_sent_and_its_timer_is_off() -> None:
+def test_removed_request_is_not_sent() -> None:
     first = request(1)
-    timer = first.timer
-    assert isinstance(timer, Timer)
     table = table_of(first, request(2))
     assert table.remove(first.id) is first
     assert table.remove(first.id) is None
-    assert timer.cancelled
     assert sent(table) == [2]
 
 
