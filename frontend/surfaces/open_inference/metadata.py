@@ -104,7 +104,7 @@ def _index_entry(name: str, state: ModelState | None, not_heard: str) -> dict[st
     elif state.replicas_ready:
         told, reason = "READY", ""
     else:
-        told, reason = ("UNAVAILABLE" if state.state == "failed" else "LOADING"), state.reason
+        told, reason = ("UNAVAILABLE" if state.state in ("failed", "unloaded") else "LOADING"), state.reason
     return {"name": name, "version": MODEL_VERSION, "state": told, "reason": reason}
 
 
