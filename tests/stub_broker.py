@@ -147,6 +147,8 @@ class StubBroker:
         self.manage: Management = obey
         self.draining = False
         self.slots: tuple[SlotState, ...] = ()
+        self.answers_inspect = True
+        self.after_look: Callable[[], None] = lambda: None
         self.choices: dict[str, dict[str, Any]] = {}
         self.devices: tuple[DeviceState, ...] = ()
         self.troubles: tuple[Trouble, ...] = ()
@@ -156,6 +158,7 @@ class StubBroker:
         self.run_directory.prepare()
         self._received: list[Message] = []
         self._requests: list[Request] = []
+        self._orders: list[tuple[bytes, Manage]] = []
         self._submit_sizes: list[int] = []
         self._fronts: dict[bytes, FrontHello | None] = {}
         self._due: list[tuple[float, int, bytes, list[Buffer]]] = []
@@ -224,6 +227,20 @@ class StubBroker:
 
         self._jobs.put(job)
 
+    def forget(self) -> None:
+        """Everything received until now, and how orders are to end."""
+        self._received, self._orders, self.manage = [], [], obey
+
+    def end_orders(self, outcome: str, text: str) -> None:
+        """Ends all that were given and not ended so, now."""
+
+        def job() -> None:
+            while self._orders:
+                front, order = self._orders.pop()
+                self._say(front, Managed(order.token, outcome, text))
+
+        self._jobs.put(job)
+
     # --- the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -273,8 +290,11 @@ class StubBroker:
                     self._requests.append(request)
                     self._schedule(front, request)
             case Inspect():
-                self._say(front, self._snapshot(message.token))
+                if self.answers_inspect:
+                    self._say(front, self._snapshot(message.token))
+                    self.after_look()
             case Manage():
+                self._orders.append((front, message))
                 for after_s, managed in self.manage(message):
                     at_s = time.monotonic() + after_s
                     heapq.heappush(self._due, (at_s, next(self._order), front, encode(managed)))

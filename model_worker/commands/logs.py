@@ -75,7 +75,8 @@ def run_logs(flags: Flags, wanted: Wanted, lines: int, follow: bool) -> Exit:
         print(f"headwaiter: {_why_none(config)}", file=sys.stderr)
         return Exit.UNAVAILABLE
     try:
-        _print(reader, wanted, lines, follow)
+        with contextlib.closing(reader):
+            _print(reader, wanted, lines, follow)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
