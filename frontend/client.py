@@ -335,10 +335,10 @@ class ModelClient:
         return tuple(model.name for model in link.models) if link.was_ever_up else self._configured
 
     def ready(self, model: str) -> bool:
-        """Whether `model` has a replica that takes work, by news no older than 3 s."""
+        """Whether `model` answers requests, by news no older than 3 s: one that is idle is loaded for the next one."""
         if not self.server_heard() or self.server_draining():
             return False
-        return any(state.name == model and state.replicas_ready > 0 for state in self.models())
+        return any(state.name == model and state.answers for state in self.models())
 
     async def wait_for_server(self, timeout_s: float) -> bool:
         """Returns as soon as the model server has been heard once, the client is closed, or `timeout_s` seconds have
@@ -354,7 +354,7 @@ class ModelClient:
         return self._opened().link.is_fresh(asyncio.get_running_loop().time())
 
     def server_draining(self) -> bool:
-        """Whether the model server said that it is about to stop."""
+        """Whether the model server said that it takes no new requests: it is about to stop, or was told to drain."""
         return self._opened().link.draining
 
     def pending_count(self) -> int:

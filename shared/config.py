@@ -200,6 +200,9 @@ class ModelConfig(_Section):
     """How long loading and warming may take, in seconds. Nothing else can end a loading process."""
     batch_timeout_s: float = Field(60.0, gt=0, le=30 * _DAY_S)
     """How long one forward step may take before the process counts as hung and is replaced, in seconds."""
+    idle_unload_s: float = Field(0.0, ge=0, le=30 * _DAY_S)
+    """After how long without a request the model's processes end, in seconds, so that their memory is free; the next
+    request has it loaded again, and waits for that until its deadline. 0: never."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Passed to the runtime, or to your class, as keyword arguments."""
 

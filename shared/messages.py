@@ -219,6 +219,11 @@ class ModelState(Record, frozen=True):
     mixes_parameters: bool = False
     was_ready: bool = False
 
+    @property
+    def answers(self) -> bool:
+        """Whether a request would be answered: a replica takes work, or the request would have one loaded."""
+        return self.replicas_ready > 0 or self.state == "idle"
+
 
 class Welcome(Record, frozen=True):
     """The answer to `FrontHello`. A new `epoch` means that the model server is a new one and knows no request."""

@@ -55,7 +55,7 @@ LOCK_PAUSE_S = 0.05
 LINE_BYTES_MAX = 65536
 # A program that refuses to run says why in one line that starts like this.
 ADDRESSED_TO_PEOPLE = b"headwaiter: "
-FINAL_STATES = ("ready", "failed")
+FINAL_STATES = ("ready", "idle", "failed")
 
 
 def run_serve(flags: Flags) -> Exit:
@@ -217,7 +217,7 @@ class Service:
 
     def _front_answers(self) -> bool:
         """Whether the first request would be answered by a model; by those there are, if a required one has failed."""
-        complete = all(model.state == "ready" for model in self._models if model.required)
+        complete = all(model.answers for model in self._models if model.required)
         connection = http.client.HTTPConnection(
             connectable_host(self._config), self._config.http.port, timeout=HTTP_TIMEOUT_S
         )

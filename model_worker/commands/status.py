@@ -57,7 +57,7 @@ def run_status(flags: Flags, as_json: bool) -> Exit:
 
 def all_ready(snapshot: Snapshot) -> bool:
     required = [model for model in snapshot.models if model.required]
-    return not snapshot.draining and bool(snapshot.models) and all(model.replicas_ready > 0 for model in required)
+    return not snapshot.draining and bool(snapshot.models) and all(model.answers for model in required)
 
 
 def plan_differences(config: Config, snapshot: Snapshot) -> list[str]:
