@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_without_a_service_it_says_so(directory: Path) -> None:
 def test_a_pipe_gets_one_line_for_each_change_of_the_models_own_slots(
     flags: Flags, broker: StubBroker, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    loading = {"incarnation": 2, "state": "loading"}
+    loading: dict[str, Any] = {"incarnation": 2, "state": "loading"}
     # One look sees one of these, the first one what was there before.
     course = [
         [slot_state("sentiment"), slot_state("sentiment", slot="sentiment/1"), slot_state("echo")],

@@ -29,7 +29,7 @@ export function headline({ status, problem }) {
   if (!status) return [pill("bad", "model server not heard"), h("span", { class: "soft" }, problem)];
   const missing = status.models.filter((model) => model.required && !answers(model));
   const optional = status.models.filter((model) => !model.required && !answers(model));
-  const [word, mark] = status.draining ? ["stopping", "bad"]
+  const [word, mark] = status.draining ? ["draining", "bad"]
     : !status.models.length ? ["no model", "bad"]
     : missing.length ? [`${missing.map((model) => model.name).join(", ")} not ready`, missing.some((model) => model.state === "failed") ? "bad" : "busy"]
     : optional.length ? [`ready, without ${optional.map((model) => model.name).join(", ")}`, "busy"]

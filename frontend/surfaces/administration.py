@@ -28,7 +28,7 @@ REPLICAS_MAX = 1024
 OF_MODEL = {
     "reload": "Give each replica of a model a new process, one after the other",
     "scale": "Change the number of a model's replicas",
-    "load": "Load a model that was unloaded",
+    "load": "Load a model that was unloaded, is idle, or has failed",
     "unload": "End the processes of a model",
 }
 OF_SERVICE = {

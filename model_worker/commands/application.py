@@ -187,7 +187,7 @@ def top(config: ConfigOption = None, every: EveryOption = 2.0, once: OnceOption 
 
 @application.command(epilog=help_of("reload"))
 def reload(model: ModelArgument, config: ConfigOption = None, json: JsonOption = False) -> None:
-    """Give each replica of a model a new process, while it serves.
+    """Give each replica of a model a new process, from its files as they are now, while it serves.
 
     Shows how they come up, and ends when all of them have. Ctrl-C stops the waiting, and not the reload.
 
@@ -222,7 +222,7 @@ def scale(
 
 @application.command(epilog=help_of("load"))
 def load(model: ModelArgument, config: ConfigOption = None, json: JsonOption = False) -> None:
-    """Load a model that was unloaded.
+    """Load a model that was unloaded, is idle, or has failed.
 
     \b
     Examples:
