@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -185,6 +187,17 @@ def test_a_model_server_that_is_not_there_or_restarted_meanwhile_is_told() -> No
             asking.join(20)
         assert (answers[0].status_code, answers[0].json()["error_type"]) == (503, "server_unavailable")
         assert "a new one begins as it is configured" in answers[0].json()["error"]
+
+
+def test_a_worker_that_stops_leaves_what_was_ordered_to_go_on() -> None:
+    with Front(admin_keys=[ADMIN_KEY]) as front, StubBroker(front.run_dir) as broker, ThreadPoolExecutor() as pool:
+        front.wait_ready()
+        broker.manage = lambda order: []
+        told = pool.submit(order, front, "drain")
+        wait_for(lambda: broker.received(Manage), "it is ordered")
+        front.signal(signal.SIGTERM)
+        assert (told.result(20).status_code, told.result().json()["outcome"]) == (202, "goes_on")
+        assert front.wait() == 0
 
 
 # --- Open Inference --------------------------------------------------------------------------------------------------
