@@ -46,7 +46,7 @@ HTTP_FLAGS = ("host", "port", "workers", "reload")
 
 def main(arguments: list[str] | None = None) -> int:
     from shared import logs
-    from shared.config import CONFIG_FILE_VARIABLE, ENV_PREFIX, Config
+    from shared.config import CONFIG_FILE_VARIABLE, ENV_PREFIX, Config, working_directory
     from shared.errors import ConfigurationError
     from shared.processes import open_standard_streams, raise_open_files_limit, stop_with_parent
     from shared.sockets import RunDirectory
@@ -55,11 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     flags = _parser().parse_args(arguments)
     if flags.exit_with_parent is not None:
         stop_with_parent(flags.exit_with_parent)
-    if flags.config is not None:
-        os.environ[CONFIG_FILE_VARIABLE] = str(flags.config.absolute())
     given = {flag: value for flag in HTTP_FLAGS if (value := getattr(flags, flag)) is not None}
     os.environ.update({f"{ENV_PREFIX}HTTP__{flag.upper()}": str(value) for flag, value in given.items()})
     try:
+        if flags.config is not None:
+            os.environ[CONFIG_FILE_VARIABLE] = str(working_directory() / flags.config)
         config = Config.load(flags={("http", flag): f"--{flag}" for flag in given})
         RunDirectory(config.run_directory).prepare()
     except ConfigurationError as error:

@@ -24,7 +24,7 @@ from frontend import openapi
 from frontend.catalogue import CatalogueRoutes
 from frontend.client import PENDING_BYTES_MAX, ModelClient
 from frontend.dashboard.routes import DashboardRoutes
-from frontend.guards import BodyReader, KeyRing
+from frontend.guards import AdminKeyRing, BodyReader, KeyRing
 from frontend.health import HealthRoutes
 from frontend.metrics import FrontMetrics
 from frontend.refusals import Refusals
@@ -61,11 +61,16 @@ def create_app(config: Config | None = None) -> FastAPI:
     config = config or Config.load()
     run_directory = RunDirectory(config.run_directory)
     run_directory.prepare()
+    api_keys, admin_keys = (
+        [key.get_secret_value() for key in keys] for keys in (config.http.api_keys, config.http.admin_keys)
+    )
     services = Services(
         config=config,
         client=ModelClient(config, is_front_worker=True),
         metrics=FrontMetrics(run_directory),
-        keys=KeyRing(key.get_secret_value() for key in config.http.api_keys),
+        # Whoever may unload a model may also ask it. Where nobody needs a key, the administrator needs none either.
+        keys=KeyRing([*api_keys, *admin_keys] if api_keys else []),
+        admin_keys=AdminKeyRing(admin_keys),
         bodies=BodyReader(body_bytes_max=config.http.body_bytes_max, total_bytes_max=PENDING_BYTES_MAX),
     )
 

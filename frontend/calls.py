@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
 from frontend.pending import Answer
 from shared.errors import Code, RequestError
-from shared.messages import RequestId
+from shared.messages import Managed, RequestId
 
 # Pieces a reader may be behind before its stream is given up: the protocol has no way to slow a model down, and a
 # client that stopped reading must not fill this process.
@@ -82,6 +82,38 @@ class Calls:
         """As `Call.abandon`, for all of them."""
         for call in self._calls:
             call.abandon()
+
+
+class Order:
+    """An operator's order under way. `await order` tells how it ended; None says that it was given up here, and goes on
+    without anybody who hears of its end."""
+
+    __slots__ = ("_forget", "_future", "epoch", "token")
+
+    def __init__(self, token: int, epoch: str, loop: asyncio.AbstractEventLoop, forget: Callable[[int], None]) -> None:
+        self.token = token
+        self.epoch = epoch
+        """Of the model server that was given it: another one knows nothing of it."""
+        self._future: asyncio.Future[Managed | None] = loop.create_future()
+        self._forget = forget
+
+    def __await__(self) -> Generator[object, None, Managed | None]:
+        return self._future.__await__()
+
+    def abandon(self) -> None:
+        """Nobody waits for its end any more. Does nothing to one that has ended."""
+        self._forget(self.token)
+        self.resolve(None)
+
+    def resolve(self, managed: Managed | None) -> None:
+        if not self._future.done():
+            self._future.set_result(managed)
+
+    def fail(self, error: RequestError) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+            # As in `Call.fail`.
+            self._future.exception()
 
 
 class Bell:

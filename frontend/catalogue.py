@@ -20,7 +20,10 @@ from shared.messages import ModelState
 class ListedModel(BaseModel):
     name: str = Field(description="Ask it with `POST /models/NAME`.")
     task: str = Field(description="What it does, or the class of your own that it is.")
-    state: str = Field(description="`ready`, `loading`, `failed`, or `unknown` while the model server is not heard.")
+    state: str = Field(
+        description="`ready`, `loading`, `failed`, `idle` (loaded for its next request), `unloaded` by an operator, or "
+        "`unknown` while the model server is not heard."
+    )
 
 
 class ModelList(BaseModel):

@@ -13,11 +13,11 @@ import itertools
 import math
 import os
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Self, TypedDict, Unpack
 
-from frontend.calls import Call, StreamCall
+from frontend.calls import Call, Order, StreamCall
 from frontend.connection import Connection
 from frontend.link import Aftermath
 from frontend.pending import Answer, PendingRequest, PendingTable
@@ -28,6 +28,8 @@ from shared.messages import (
     Chunk,
     ChunkHeader,
     Inspect,
+    Manage,
+    Managed,
     Message,
     ModelState,
     Reply,
@@ -99,6 +101,7 @@ class ModelClient:
             self._configured = ()
         self._pending = PendingTable(count_max=PENDING_COUNT_MAX, bytes_max=PENDING_BYTES_MAX)
         self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
+        self._orders: dict[int, Order] = {}
         self._met_server = asyncio.Event()
         # The halves of a request id: one that no other connection has, and one that counts. The first is drawn anew at
         # opening: an object that was made before a fork is opened by each child.
@@ -165,6 +168,8 @@ class ModelClient:
         for inspection in self._inspections.values():
             if not inspection.done():
                 inspection.set_exception(_unavailable("this front stops"))
+        for order in tuple(self._orders.values()):
+            order.abandon()
         self._send_cancels(connection)
         connection.close()
 
@@ -337,10 +342,10 @@ class ModelClient:
         return link.model_names if link.was_ever_up else self._configured
 
     def ready(self, model: str) -> bool:
-        """Whether `model` has a replica that takes work, by news no older than 3 s."""
+        """Whether `model` answers requests, by news no older than 3 s: one that is idle is loaded for the next one."""
         if not self.server_heard() or self.server_draining():
             return False
-        return any(state.name == model and state.replicas_ready > 0 for state in self.models())
+        return any(state.name == model and state.answers for state in self.models())
 
     async def wait_for_server(self, timeout_s: float) -> bool:
         """Returns as soon as the model server has been heard once, the client is closed, or `timeout_s` seconds have
@@ -356,7 +361,7 @@ class ModelClient:
         return self._opened().link.is_fresh(asyncio.get_running_loop().time())
 
     def server_draining(self) -> bool:
-        """Whether the model server said that it is about to stop."""
+        """Whether the model server said that it takes no new requests: it is about to stop, or was told to drain."""
         return self._opened().link.draining
 
     def pending_count(self) -> int:
@@ -390,6 +395,30 @@ class ModelClient:
             ) from None
         finally:
             del self._inspections[token]
+
+    def manage(self, action: str, model: str = "", replicas: int = 0) -> Order:
+        """Gives the model server an operator's order, as `Manage` has them, and returns at once; `await` the order for
+        how it ended, or `abandon` it. It is carried out in either case.
+
+        Raises:
+            RequestError: `server_unavailable`: there is nobody to give it to.
+        """
+        connection, loop = self._opened(), self._opened_loop()
+        order = Order(next(self._counter), connection.link.epoch, loop, self._forget_order)
+        if not (connection.link.is_up and connection.send(Manage(order.token, action, model, replicas))):
+            raise _unavailable()
+        self._orders[order.token] = order
+        return order
+
+    def _forget_order(self, token: int) -> None:
+        self._orders.pop(token, None)
+
+    def _lose_orders(self, ended: Callable[[Order], bool]) -> None:
+        for order in [order for order in self._orders.values() if ended(order)]:
+            self._forget_order(order.token)
+            order.fail(
+                _unavailable("the model server ended before this was done: a new one begins as it is configured")
+            )
 
     # --- sending -------------------------------------------------------------------------------------------------
 
@@ -466,6 +495,7 @@ class ModelClient:
     # --- receiving -----------------------------------------------------------------------------------------------
 
     def _lost_hope(self) -> None:
+        self._lose_orders(lambda order: True)
         for request in self._pending:
             self._give_up(request, self._failed(request.model))
 
@@ -476,6 +506,8 @@ class ModelClient:
 
     def _reopened(self, aftermath: Aftermath) -> None:
         self._met_server.set()
+        epoch = self._opened().link.epoch
+        self._lose_orders(lambda order: order.epoch != epoch)
         if aftermath is not Aftermath.KEPT:
             for request in self._pending.unsend(started_too=aftermath is Aftermath.LOST):
                 request.waiter.fail(
@@ -497,6 +529,9 @@ class ModelClient:
                 inspection = self._inspections.get(message.token)
                 if inspection is not None and not inspection.done():
                     inspection.set_result(message)
+            case Managed():
+                if (order := self._orders.pop(message.token, None)) is not None:
+                    order.resolve(message)
             case _:
                 raise ProtocolError(f"the model server sent {type(message).__name__}, which is not for fronts")
 

@@ -47,15 +47,45 @@ class KeyRing:
         Raises:
             RequestError: `unauthorized`.
         """
-        if not self._digests:
-            return
+        if self._digests and not self.knows(headers):
+            raise RequestError(
+                "this service needs an API key: send it as `Authorization: Bearer KEY`", code=Code.UNAUTHORIZED
+            )
+
+    def knows(self, headers: Headers) -> bool:
+        """Whether a request brings one of these keys."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         # All are compared, each in constant time: neither the place nor the likeness of a key shows in the time taken.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != b"bearer" or not any(matches):
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+class AdministrationClosed(RequestError):
+    """No administration key is configured, so that none opens."""
+
+    default_code = Code.UNAUTHORIZED
+
+
+class AdminKeyRing(KeyRing):
+    """The keys that open the administration of the service, which stays shut where there are none."""
+
+    def check(self, headers: Headers) -> None:
+        """Lets a request pass whose `Authorization: Bearer` key is known.
+
+        Raises:
+            AdministrationClosed: there is no such key.
+            RequestError: `unauthorized`.
+        """
+        if not self._digests:
+            text = (
+                "this service is not administered over HTTP: set http.admin_keys, or use the command headwaiter there"
+            )
+            raise AdministrationClosed(text)
+        if not self.knows(headers):
             raise RequestError(
-                "this service needs an API key: send it as `Authorization: Bearer KEY`", code=Code.UNAUTHORIZED
+                "this takes an administration key: send one of http.admin_keys as `Authorization: Bearer KEY`",
+                code=Code.UNAUTHORIZED,
             )
 
 

@@ -44,7 +44,7 @@ class Readiness:
 
 
 def readiness(client: ModelClient, required_names: frozenset[str]) -> Readiness:
-    """Ready is: every required model has a replica that takes work, by news no older than 3 s.
+    """Ready is: every required model answers requests, by news no older than 3 s. One that is idle does, after a load.
 
     Required is what the model server calls so, and what this front's own configuration does.
     """
@@ -53,11 +53,11 @@ def readiness(client: ModelClient, required_names: frozenset[str]) -> Readiness:
     missing = sorted(required_names - by_name.keys())
     models = {name: _model(state) for name, state in by_name.items()}
     models |= {name: {"state": "unknown", "reason": "the model server does not serve it"} for name in missing}
-    unready = [state.name for state in states if state.required and state.replicas_ready == 0]
+    unready = [state.name for state in states if state.required and not state.answers]
     if not client.server_heard():
         reason = NOT_HEARD
     elif client.server_draining():
-        reason = "the model server is about to stop"
+        reason = "the model server is about to stop, or was drained by an operator"
     elif not states:
         reason = "no model is configured"
     elif missing or unready:

@@ -44,6 +44,9 @@ STATUS: dict[Code, int] = {
     Code.DEADLINE_EXCEEDED: 504,
 }
 
+# How an operator's order has ended, by the outcome that the model server tells.
+MANAGED_STATUS: dict[str, int] = {"done": 200, "refused": 409, "failed": 502}
+
 # Client libraries repeat any 5xx of their own accord. For these the same request would end the same way, or has
 # already used up the time that its sender had.
 _NOT_TO_BE_RETRIED = frozenset({Code.DEADLINE_EXCEEDED, Code.POISON_INPUT, Code.MODEL_ERROR, Code.OUT_OF_MEMORY})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from frontend.guards import BodyReader, KeyRing
+from frontend.guards import AdminKeyRing, BodyReader, KeyRing
 from frontend.metrics import FrontMetrics
 from shared.config import Config
 
@@ -22,4 +22,5 @@ class Services:
     client: ModelClient
     metrics: FrontMetrics
     keys: KeyRing
+    admin_keys: AdminKeyRing
     bodies: BodyReader

@@ -52,6 +52,10 @@ def request_arrived(
     )
 
 
+def manage_requested(front: FrontId, order: say.Manage) -> happened.ManageRequested:
+    return happened.ManageRequested(front, order.token, order.action, order.model, order.replicas)
+
+
 def from_replica(replica: Replica, message: say.Message) -> happened.Event:
     """The event of a replica's message; `Result` and `ReplicaChunk` have frames and go through functions of their own.
 

@@ -85,6 +85,9 @@ class Orders:
                 case do.DigestPoison():
                     digest = self._payloads.get(effect.id).digest()
                     self._tell(happened.PoisonDigested(effect.model, digest), now_s)
+                case do.SendManaged():
+                    # Whoever asked may be gone: what was ordered is done all the same, and stands in the log.
+                    self._outbox.to_front(effect.front, say.Managed(effect.token, effect.outcome, effect.text))
                 case do.Log():
                     log_event(logger, effect.level, effect.event, **effect.fields)
                     if effect.level in ("warning", "error"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from model_worker.devices import CUDA_VISIBLE_DEVICES, Inventory
 from model_worker.units import CPU, Unit, cuda_units, find_unit, no_cuda
@@ -59,18 +60,26 @@ class _Request:
     cores: int | None
 
 
-def plan(config: Config, inventory: Inventory, environment: Mapping[str, str]) -> tuple[Slot, ...]:
+def plan(
+    config: Config, inventory: Inventory, environment: Mapping[str, str], placed: Sequence[Slot] = ()
+) -> tuple[Slot, ...]:
     """The slot table, in configuration order. `environment` is the user's own; its thread counts win over ours.
+
+    Slots that were `placed` before stay as they are, and the others find their places beside them.
 
     Raises:
         ConfigurationError: a device is unknown, absent, or taken by another model, or the cores do not suffice.
     """
     requests = tuple(_requests(config))
-    units = _place(requests, inventory, config.server.allow_shared_devices)
+    known = {slot.name: slot for slot in placed}
+    units = _place(requests, inventory, config.server.allow_shared_devices, known)
     shares = _share_cores(requests, units, inventory)
     user_threads = _user_threads(environment)
     slots = []
     for request, unit, (cores, threads) in zip(requests, units, shares, strict=True):
+        if request.slot in known:
+            slots.append(known[request.slot])
+            continue
         threads = user_threads or threads
         slots.append(
             Slot(
@@ -100,11 +109,12 @@ def check_memory(
     capacities["cpu"] = capacities["mps"] = inventory.memory_bytes
     for device_id in dict.fromkeys(slot.device_id for slot in slots):
         here = [slot for slot in slots if slot.device_id == device_id]
-        sizes = {slot.name: sizes_bytes.get(slot.model) or 0 for slot in here}
-        planned_bytes = sum(sizes.values())
+        # A slot may stand here twice, with two processes.
+        sizes = [(slot.name, sizes_bytes.get(slot.model) or 0) for slot in here]
+        planned_bytes = sum(size for _, size in sizes)
         capacity_bytes = capacities.get(device_id, 0)
         if capacity_bytes and planned_bytes > capacity_bytes * fraction_max:
-            named = ", ".join(f"{name} {human_bytes(size)}" for name, size in sizes.items() if size)
+            named = ", ".join(f"{name} {human_bytes(size)}" for name, size in sizes if size)
             raise ConfigurationError(
                 f"{here[0].device} cannot hold the weights planned on it: {named}, together "
                 f"{human_bytes(planned_bytes)}, but server.memory_fraction_max = {fraction_max:g} allows "
@@ -164,13 +174,24 @@ class _Occupancy:
         self._models[unit.id].append(model)
 
 
-def _place(requests: Sequence[_Request], inventory: Inventory, allow_shared: bool) -> list[Unit]:
+def _place(
+    requests: Sequence[_Request], inventory: Inventory, allow_shared: bool, placed: Mapping[SlotName, Slot]
+) -> list[Unit]:
     occupancy = _Occupancy(allow_shared)
-    named = [_named_unit(request, inventory) for request in requests]
+    named = [
+        _unit_of(placed[request.slot]) if request.slot in placed else _named_unit(request, inventory)
+        for request in requests
+    ]
     for request, unit in zip(requests, named, strict=True):
         if unit is not None:
             occupancy.take(unit, request.model)
     return [unit or _free_unit(request, inventory, occupancy) for request, unit in zip(requests, named, strict=True)]
+
+
+def _unit_of(slot: Slot) -> Unit:
+    """Where it is; its memory is not asked for again."""
+    kinds: dict[str, Literal["cuda", "cpu", "mps"]] = {"cuda:0": "cuda", "cpu": "cpu", "mps": "mps"}
+    return Unit(kinds[slot.torch_device], slot.device_id, slot.device)
 
 
 def _named_unit(request: _Request, inventory: Inventory) -> Unit | None:

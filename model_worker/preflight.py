@@ -18,7 +18,7 @@ from model_worker.specs import ReplicaSpec, RuntimeSpec
 from model_worker.units import CPU, cuda_units
 from shared.config import Config, ModelConfig
 from shared.errors import ConfigurationError
-from shared.messages import DeviceState, SlotName
+from shared.messages import DeviceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,7 @@ class Preflight:
             for device, device_id in ids.items()
         )
 
-    def replica_spec(self, name: SlotName, incarnation: int, endpoint: str) -> ReplicaSpec:
-        slot = next(slot for slot in self.slots if slot.name == name)
+    def replica_spec(self, slot: Slot, incarnation: int, endpoint: str) -> ReplicaSpec:
         model = self.config.model(slot.model)
         return ReplicaSpec(
             slot=slot.name,
@@ -194,4 +193,5 @@ def _model_settings(model: ModelConfig) -> ModelSettings:
         queue_bytes_max=model.queue_bytes_max,
         load_timeout_s=model.load_timeout_s,
         batch_timeout_s=model.batch_timeout_s,
+        idle_unload_s=model.idle_unload_s,
     )

@@ -23,6 +23,7 @@ from model_worker.broker import effects as do
 from model_worker.broker import events as happened
 from model_worker.broker.events import FrontId
 from model_worker.broker.machine import Broker
+from model_worker.broker.planning import Planner
 from model_worker.broker.settings import BrokerSettings
 from model_worker.guardian import Guardian
 from model_worker.keeper import ProcessKeeper
@@ -60,6 +61,7 @@ class ModelServer:
     def __init__(
         self,
         settings: BrokerSettings,
+        planner: Planner,
         make_spec: SpecMaker,
         launcher: Launcher,
         guardian: Guardian,
@@ -67,7 +69,7 @@ class ModelServer:
         *,
         epoch: str,
         grace_s: float,
-        devices: tuple[say.DeviceState, ...] = (),
+        devices: Callable[[], tuple[say.DeviceState, ...]],
     ) -> None:
         self._grace_s = grace_s
         self._epoch = epoch
@@ -82,7 +84,7 @@ class ModelServer:
         for readable in (self._front_socket, self._replica_socket, self._wake_read.fileno(), guardian.pidfd):
             self._poller.register(readable, zmq.POLLIN)
         self._started_s = time.monotonic()
-        self._broker = Broker(settings, self._started_s)
+        self._broker = Broker(settings, self._started_s, planner)
         self._payloads = Payloads()
         self._troubles = Troubles()
         self._outbox = Outbox(self._front_socket, self._replica_socket)
@@ -178,11 +180,14 @@ class ModelServer:
                 self._malformed_log.log(sender=sender.hex(), reason=str(error))
 
     def _front_message(self, sender: bytes, message: say.Message, frames: list[Buffer], now_s: float) -> None:
-        if isinstance(message, say.Inspect):
-            # Whoever only looks is no front: it is answered, and not remembered.
-            self._outbox.to_front(sender, self._snapshot(message.token, now_s))
-            return
         front = FrontId(sender)
+        if isinstance(message, (say.Inspect, say.Manage)):
+            # Whoever only looks, or gives orders, is no front: it is answered, and not remembered.
+            if isinstance(message, say.Inspect):
+                self._outbox.to_front(sender, self._snapshot(message.token, now_s))
+            else:
+                self._tell(intake.manage_requested(front, message), now_s)
+            return
         if isinstance(message, say.FrontPulse) and message.leaving:
             self._front_left(front, now_s, "said goodbye")
             return
@@ -291,7 +296,7 @@ class ModelServer:
             fronts=len(self._front_workers),
             malformed=self._malformed,
             clients=len(self._fronts_heard_s) - len(self._front_workers),
-            devices=self._devices,
+            devices=self._devices(),
             troubles=self._troubles.recent(now_s),
         )
 
@@ -313,7 +318,7 @@ class ModelServer:
 
     def _handle_signal(self, number: int, now_s: float) -> None:
         name = signal.Signals(number).name
-        if self._broker.draining:
+        if self._broker.is_ending:
             log_event(logger, "warning", "drain_cut_short", signal=name)
             self._orders.stop = do.StopServer(128 + number, f"{name} while draining")
             return

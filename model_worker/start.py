@@ -13,6 +13,7 @@ from pathlib import Path
 
 from model_worker.guardian import Guardian
 from model_worker.launchers import SpawnLauncher
+from model_worker.planner import GrowingPlan
 from model_worker.preflight import preflight
 from model_worker.replica.process import run as run_model_process
 from model_worker.server import ModelServer, fresh_epoch
@@ -58,15 +59,17 @@ def run_model_server(config_file: Path | None, *, parent_pid: int | None = None)
         epoch = fresh_epoch()
         guardian = Guardian(epoch)
         guardian.start()
+        planner = GrowingPlan(ready, os.environ)
         server = ModelServer(
             ready.broker_settings(),
-            lambda slot, incarnation: ready.replica_spec(slot, incarnation, run_directory.model_endpoint),
+            planner,
+            lambda slot, incarnation: planner.replica_spec(slot, incarnation, run_directory.model_endpoint),
             SpawnLauncher(run_model_process, epoch, guardian),
             guardian,
             run_directory,
             epoch=epoch,
             grace_s=config.server.grace_s,
-            devices=ready.devices(),
+            devices=planner.devices,
         )
         logs.log_event(logger, "info", "server_started", epoch=epoch, pid=os.getpid(), slots=len(ready.slots))
         stopped = server.run()

@@ -76,6 +76,9 @@ class HttpConfig(_Section):
     """Front worker processes. They hold no model; more of them cost memory only."""
     api_keys: tuple[SecretStr, ...] = ()
     """Accepted `Authorization: Bearer` keys. Empty: no authentication. Probes and metrics never ask for one."""
+    admin_keys: tuple[SecretStr, ...] = ()
+    """Keys that open `/admin` as well, where models are reloaded, scaled, loaded and unloaded, and the service is
+    drained. Empty: nobody does so over HTTP. None of them may be one of `api_keys`."""
     body_bytes_max: int = Field(32 * 2**20, ge=1024, le=2**29)
     """Largest request body in bytes; a larger one is refused with 413 while it is being read."""
     request_timeout_s: float = Field(60.0, gt=0, le=_DAY_S)
@@ -87,7 +90,7 @@ class HttpConfig(_Section):
     reload: bool = False
     """Restart the front workers when the source of `frontend/` or `shared/` changes, for development. Models stay."""
 
-    @field_validator("api_keys")
+    @field_validator("api_keys", "admin_keys")
     @classmethod
     def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         for position, key in enumerate(keys):
@@ -97,6 +100,17 @@ class HttpConfig(_Section):
                     "keys are made of ASCII letters, digits and signs, without spaces"
                 )
         return keys
+
+    @model_validator(mode="after")
+    def _check_admin_keys(self) -> Self:
+        for position, key in enumerate(self.admin_keys):
+            if key in self.api_keys:
+                raise _wrong(
+                    "admin_keys",
+                    f"key {position + 1} of {len(self.admin_keys)} is in api_keys as well, so that whoever may ask a "
+                    "model could unload it: make another one, with openssl rand -hex 32",
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_timeouts(self) -> Self:
@@ -132,6 +146,9 @@ class LoggingConfig(_Section):
     """Least severe level that is written."""
     format: Literal["console", "json"] = "console"
     """One line per event for people (`console`) or for machines (`json`)."""
+    kept_bytes_max: int = Field(16 * 2**20, ge=0, le=2**40)
+    """How much of what the programs write `headwaiter serve` keeps in the run directory, for `headwaiter logs`, in
+    bytes; the older half goes when that is full. 0: nothing is kept."""
 
 
 class ModelConfig(_Section):
@@ -183,6 +200,9 @@ class ModelConfig(_Section):
     """How long loading and warming may take, in seconds. Nothing else can end a loading process."""
     batch_timeout_s: float = Field(60.0, gt=0, le=30 * _DAY_S)
     """How long one forward step may take before the process counts as hung and is replaced, in seconds."""
+    idle_unload_s: float = Field(0.0, ge=0, le=30 * _DAY_S)
+    """After how long without a request the model's processes end, in seconds, so that their memory is free; the next
+    request has it loaded again, and waits for that until its deadline. 0: never."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Passed to the runtime, or to your class, as keyword arguments."""
 
@@ -329,7 +349,7 @@ class Config(BaseSettings):
         def start(key: str) -> Path:
             """Where relative paths of this key start."""
             from_file = is_read and ENV_PREFIX + key.upper() not in os.environ
-            return file.resolve().parent if from_file else _working_directory()
+            return file.resolve().parent if from_file else working_directory()
 
         located = [
             model if model.is_custom else model.model_copy(update={"model": _located(model.model, start("models"))})
@@ -377,7 +397,11 @@ def _located(model: str, start: Path) -> str:
     return str(path) if looks_like_a_path or os.path.exists(path) else model
 
 
-def _working_directory() -> Path:
+def working_directory() -> Path:
+    """
+    Raises:
+        ConfigurationError: there is none any more.
+    """
     try:
         return Path.cwd()
     except FileNotFoundError:

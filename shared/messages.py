@@ -96,11 +96,13 @@ class Kind(IntEnum):
     CANCEL = 3
     FRONT_PULSE = 4
     INSPECT = 5
+    MANAGE = 6
     WELCOME = 16
     REPLY = 17
     CHUNK = 18
     SERVER_PULSE = 19
     SNAPSHOT = 20
+    MANAGED = 21
     REPLICA_HELLO = 32
     STATE = 33
     RESULT = 34
@@ -187,6 +189,19 @@ class Inspect(Record, frozen=True):
     token: Count
 
 
+class Manage(Record, frozen=True):
+    """An operator's order; answered with one `Managed` with the same token, once what it began has ended.
+
+    `action` is `reload`, `scale`, `unload` or `load`, which are about `model`, or `drain` or `resume`, which are about
+    the whole server; `replicas` is for `scale` alone.
+    """
+
+    token: Count
+    action: Name
+    model: Name = ""
+    replicas: Count32 = 0
+
+
 # --- broker -> front ---------------------------------------------------------------------------------------------
 
 
@@ -203,6 +218,11 @@ class ModelState(Record, frozen=True):
     queued: Count
     mixes_parameters: bool = False
     was_ready: bool = False
+
+    @property
+    def answers(self) -> bool:
+        """Whether a request would be answered: a replica takes work, or the request would have one loaded."""
+        return self.replicas_ready > 0 or self.state == "idle"
 
 
 class Welcome(Record, frozen=True):
@@ -339,6 +359,15 @@ class Snapshot(Record, frozen=True):
     troubles: Several[Trouble] = ()
 
 
+class Managed(Record, frozen=True):
+    """How what a `Manage` ordered has ended: `done`, `refused` (nothing was changed) or `failed`, and in one line what
+    happened, or why not and what to do about it."""
+
+    token: Count
+    outcome: Name
+    text: Text
+
+
 # --- model process -> broker -------------------------------------------------------------------------------------
 
 
@@ -459,8 +488,8 @@ class Stop(Record, frozen=True):
     """Exit now, with code 0."""
 
 
-FrontMessage = FrontHello | Submit | Cancel | FrontPulse | Inspect
-ToFrontMessage = Welcome | Reply | Chunk | ServerPulse | Snapshot
+FrontMessage = FrontHello | Submit | Cancel | FrontPulse | Inspect | Manage
+ToFrontMessage = Welcome | Reply | Chunk | ServerPulse | Snapshot | Managed
 ReplicaMessage = ReplicaHello | State | Result | ReplicaChunk | ReplicaPulse
 ToReplicaMessage = Batch | ReplicaCancel | Drain | Stop
 Message = FrontMessage | ToFrontMessage | ReplicaMessage | ToReplicaMessage
@@ -471,11 +500,13 @@ KINDS: dict[type, Kind] = {
     Cancel: Kind.CANCEL,
     FrontPulse: Kind.FRONT_PULSE,
     Inspect: Kind.INSPECT,
+    Manage: Kind.MANAGE,
     Welcome: Kind.WELCOME,
     Reply: Kind.REPLY,
     Chunk: Kind.CHUNK,
     ServerPulse: Kind.SERVER_PULSE,
     Snapshot: Kind.SNAPSHOT,
+    Managed: Kind.MANAGED,
     ReplicaHello: Kind.REPLICA_HELLO,
     State: Kind.STATE,
     Result: Kind.RESULT,

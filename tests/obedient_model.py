@@ -149,12 +149,19 @@ class Obedient(Model):
     """See the module's text."""
 
     def __init__(
-        self, journal: str = "", load_seconds: float = 0.0, load_holds_gil: bool = False, load_error: str = ""
+        self,
+        journal: str = "",
+        load_seconds: float = 0.0,
+        load_holds_gil: bool = False,
+        load_error: str = "",
+        load_error_file: str = "",
     ) -> None:
+        """While there is a `load_error_file`, loads fail with its text."""
         self.journal = Path(journal) if journal else None
         self.load_seconds = load_seconds
         self.load_holds_gil = load_holds_gil
         self.load_error = load_error
+        self.load_error_file = Path(load_error_file) if load_error_file else None
         self.entered = threading.Lock()
         self.note("made")
 
@@ -169,6 +176,8 @@ class Obedient(Model):
             (hold_the_gil if self.load_holds_gil else time.sleep)(self.load_seconds)
         if self.load_error:
             raise RuntimeError(self.load_error)
+        if self.load_error_file is not None and self.load_error_file.exists():
+            raise RuntimeError(self.load_error_file.read_text())
         self.note("load_ended")
 
     def prepare(self, inputs: Any, parameters: dict[str, Any]) -> Any:

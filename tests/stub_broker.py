@@ -31,6 +31,8 @@ from shared.messages import (
     FrontHello,
     FrontPulse,
     Inspect,
+    Manage,
+    Managed,
     Message,
     ModelCounters,
     ModelState,
@@ -105,6 +107,19 @@ def silent(request: Request) -> Sequence[Step]:
     return []
 
 
+Management = Callable[[Manage], Sequence[tuple[float, Managed]]]
+"""What becomes of an order: how it ends, and how many seconds later; nothing, for one that never does."""
+
+
+def obey(order: Manage) -> Sequence[tuple[float, Managed]]:
+    """Does at once what it is told."""
+    return [(0.0, Managed(order.token, "done", f"{order.action} {order.model} {order.replicas}"))]
+
+
+def end_with(outcome: str, text: str, after_s: float = 0.0) -> Management:
+    return lambda order: [(after_s, Managed(order.token, outcome, text))]
+
+
 def model_state(name: str, **changes: Any) -> ModelState:
     values: dict[str, Any] = {
         "name": name,
@@ -129,7 +144,11 @@ class StubBroker:
         self.epoch = secrets.token_hex(4)
         self.models = tuple(models)
         self.behave = behave
+        self.manage: Management = obey
         self.draining = False
+        self.slots: tuple[SlotState, ...] = ()
+        self.answers_inspect = True
+        self.after_look: Callable[[], None] = lambda: None
         self.choices: dict[str, dict[str, Any]] = {}
         self.devices: tuple[DeviceState, ...] = ()
         self.troubles: tuple[Trouble, ...] = ()
@@ -139,6 +158,7 @@ class StubBroker:
         self.run_directory.prepare()
         self._received: list[Message] = []
         self._requests: list[Request] = []
+        self._orders: list[tuple[bytes, Manage]] = []
         self._submit_sizes: list[int] = []
         self._fronts: dict[bytes, FrontHello | None] = {}
         self._due: list[tuple[float, int, bytes, list[Buffer]]] = []
@@ -207,6 +227,20 @@ class StubBroker:
 
         self._jobs.put(job)
 
+    def forget(self) -> None:
+        """Everything received until now, and how orders are to end."""
+        self._received, self._orders, self.manage = [], [], obey
+
+    def end_orders(self, outcome: str, text: str) -> None:
+        """Ends all that were given and not ended so, now."""
+
+        def job() -> None:
+            while self._orders:
+                front, order = self._orders.pop()
+                self._say(front, Managed(order.token, outcome, text))
+
+        self._jobs.put(job)
+
     # --- the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -243,7 +277,8 @@ class StubBroker:
     def _take(self, front: bytes, parts: Sequence[Buffer]) -> None:
         message, frames = decode(parts)
         self._received.append(message)
-        if front not in self._fronts or isinstance(message, FrontHello):
+        is_front = not isinstance(message, (Inspect, Manage))
+        if (is_front and front not in self._fronts) or isinstance(message, FrontHello):
             self._fronts[front] = message if isinstance(message, FrontHello) else None
             if self.says_welcome:
                 self._say(front, Welcome(self.epoch, "stub", self.models))
@@ -255,7 +290,14 @@ class StubBroker:
                     self._requests.append(request)
                     self._schedule(front, request)
             case Inspect():
-                self._say(front, self._snapshot(message.token))
+                if self.answers_inspect:
+                    self._say(front, self._snapshot(message.token))
+                    self.after_look()
+            case Manage():
+                self._orders.append((front, message))
+                for after_s, managed in self.manage(message):
+                    at_s = time.monotonic() + after_s
+                    heapq.heappush(self._due, (at_s, next(self._order), front, encode(managed)))
             case FrontHello() | FrontPulse() | Cancel():
                 pass
             case _:
@@ -277,7 +319,7 @@ class StubBroker:
             uptime_s=12.5,
             draining=self.draining,
             models=self.models,
-            slots=tuple(_slot_state(name, self.choices.get(name, {})) for name in names),
+            slots=self.slots or tuple(slot_state(name, self.choices.get(name, {})) for name in names),
             counters=tuple(_counters(name) for name in names),
             fronts=len(self._fronts),
             malformed=0,
@@ -310,25 +352,26 @@ def _parts(header: RequestHeader, step: Step) -> list[Buffer]:
     raise AssertionError(step)
 
 
-def _slot_state(model: str, choices: dict[str, Any]) -> SlotState:
-    return SlotState(
-        slot=f"{model}/0",
-        model=model,
-        device="cpu",
-        pid=4242,
-        incarnation=1,
-        state="ready",
-        reason="",
-        loads=1,
-        restarts=0,
-        memory_bytes=2**20,
-        batches=3,
-        requests=5,
-        held=0,
-        progress=1.0,
-        heard_ms_ago=250,
-        choices=choices,
-    )
+def slot_state(model: str, choices: dict[str, Any] | None = None, **changes: Any) -> SlotState:
+    values: dict[str, Any] = {
+        "slot": f"{model}/0",
+        "model": model,
+        "device": "cpu",
+        "pid": 4242,
+        "incarnation": 1,
+        "state": "ready",
+        "reason": "",
+        "loads": 1,
+        "restarts": 0,
+        "memory_bytes": 2**20,
+        "batches": 3,
+        "requests": 5,
+        "held": 0,
+        "progress": 1.0,
+        "heard_ms_ago": 250,
+        "choices": choices or {},
+    }
+    return SlotState(**(values | changes))
 
 
 def _counters(model: str) -> ModelCounters:

@@ -21,7 +21,8 @@ from tests.command_line import environment, headwaiter
 from tests.topology import ROOT
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-COMMANDS = ("serve", "plan", "status", "top", "check", "config")
+ORDERS = ("reload", "scale", "load", "unload", "drain", "resume")
+COMMANDS = ("serve", "plan", "status", "top", *ORDERS, "logs", "check", "config")
 
 
 def python(code: str, *flags: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

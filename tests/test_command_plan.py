@@ -20,6 +20,7 @@ from model_worker.commands.exits import Exit
 from model_worker.commands.plan import core_ranges
 from model_worker.devices import Accelerator, Driver, Inventory
 from tests.command_line import COMMAND, ECHO, document, environment, headwaiter, only_line, write_config
+from tests.topology import ROOT
 
 # A machine on which neither the scheduler nor a GPU of the developer's changes what is planned.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -146,6 +147,25 @@ def test_the_model_server_logs_what_it_was_not_told_for_certain(tmp_path: Path) 
     assert "warning" in doubtful.lower()
     assert "did you mean './sentiment'" in doubtful
     assert "warning" not in plain.lower()
+
+
+@pytest.mark.parametrize("command", ["plan", "check", "config", "status", "serve", "reload m", "logs"])
+def test_a_working_directory_that_is_gone_is_one_clear_line(tmp_path: Path, command: str) -> None:
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    script = f"rmdir {directory} && exec {shlex.join(COMMAND)} {command} -c relative.toml"
+    completed = subprocess.run(
+        ["sh", "-c", script],
+        cwd=directory,
+        env=environment({"PYTHONPATH": str(ROOT)}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert completed.returncode == Exit.CONFIGURATION
+    said = completed.stdout if command == "check" else only_line(completed.stderr)
+    assert "the working directory has been deleted: change to another one" in said
+    assert "Traceback" not in completed.stderr
 
 
 def test_more_replicas_than_cores_are_planned_with_a_warning(tmp_path: Path) -> None:

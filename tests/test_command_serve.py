@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -95,6 +96,56 @@ def test_status_says_where_the_configuration_has_moved_on(service: Serving) -> N
     finally:
         (service.cwd / "headwaiter.toml").write_text(original)
     assert ["echo/1" in differences[0], "new/0" in differences[1]] == [True, True]
+
+
+def test_check_beside_the_running_service_finds_it_and_fails_nothing(service: Serving) -> None:
+    same = {"HEADWAITER_HTTP__PORT": port_of(service)}
+    checked = headwaiter("check", "--json", cwd=service.cwd, variables=same)
+    assert checked.returncode == Exit.OK, checked.stdout
+    points = {finding["point"]: finding for finding in document(checked)}
+    assert (points["port"]["outcome"], points["run directory"]["outcome"]) == ("ok", "ok")
+    assert f"this very service: model server {service.program('model_worker')}, up" in points["run directory"]["detail"]
+    front = service.program("frontend")
+    pids = [int(pid) for pid in re.findall(r"process (\d+)", points["port"]["detail"])]
+    assert "this very service" in points["port"]["detail"]
+    assert set(pids) & {front, *children(front)}
+    # The port of the service, and the run directory of another one.
+    other = same | {"HEADWAITER_RUN_DIR": str(service.cwd / "other")}
+    points = {each["point"]: each for each in document(headwaiter("check", "--json", cwd=service.cwd, variables=other))}
+    assert (points["port"]["outcome"], points["run directory"]["outcome"]) == ("fail", "ok")
+
+
+def test_what_the_programs_write_is_kept_and_can_be_asked_for(service: Serving) -> None:
+    address, headers = service.wait_ready(), {"X-Request-Id": "of-this-test"}
+    failed = httpx.post(f"{address}/models/echo", json={"inputs": {"do": "fail"}}, headers=headers)
+    assert failed.status_code == 500
+
+    def logs(*arguments: str) -> list[str]:
+        completed = headwaiter("logs", *arguments, cwd=service.cwd)
+        assert completed.returncode == Exit.OK, completed.stderr
+        return completed.stdout.splitlines()
+
+    wait_for(lambda: logs("echo", "--request", "of-this-test"), "the model process tells of it")
+    assert all("of-this-test" in line or line.startswith(" ") for line in logs("--request", "of-this-test"))
+    assert any("server_started" in line for line in logs("model_worker", "--lines", "1000"))
+    assert any("front_started" in line for line in logs("frontend", "--lines", "1000"))
+    assert set(logs("--lines", "1000")) <= set(service.error.splitlines())
+
+
+def test_the_log_is_followed_until_ctrl_c(service: Serving) -> None:
+    command = [*COMMAND, "logs", "echo", "--lines", "0", "--follow"]
+    with subprocess.Popen(command, cwd=service.cwd, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        output = process.stdout
+        assert output is not None
+
+        def told() -> bool:
+            service.ask({"do": "fail", "text": "to be followed"})
+            return bool(select.select([output], [], [], 0.1)[0])
+
+        wait_for(told, "a line comes")
+        assert "echo/0" in output.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == Exit.OK
 
 
 def test_a_second_instance_is_refused_and_leaves_the_first_alone(service: Serving) -> None:
@@ -274,7 +325,6 @@ def test_if_no_model_can_load_it_ends_with_the_cause_as_its_last_line() -> None:
         assert events(telling) == ["replica_left", "model_failed"]
         # All that is left of the lines is the one at the end of the stack.
         assert [line.strip() for line in telling if line.startswith(" ")] == ["RuntimeError: no such weights"]
-        assert "no such weights" not in service.out
         assert service.left_files() == []
         service.wait_gone(pids)
 
@@ -376,6 +426,8 @@ def test_a_model_that_is_not_required_and_broken_is_failed_while_the_others_serv
         service.wait_ready()
         assert re.search(r"^Ready on \S+ with 1 of 2 models$", service.out, re.MULTILINE)
         assert "gone cannot be served: gone/0: model = " in service.error
+        # What a table would show of a slot, a pipe is told as well.
+        assert "gone/0 on cpu: failed: model = " in service.out
         assert httpx.get(f"{service.wait_ready()}/readyz").status_code == 200
         assert service.ask({"do": "echo", "value": 1}).json() == 1
         answer = service.ask("x", model="gone")

@@ -6,7 +6,10 @@ const COLOURS = 8;
 // States that somebody should look at, and those that pass by themselves.
 const BAD = new Set(["failed", "failing", "killed", "silent"]);
 const GOOD = new Set(["ready"]);
-const IDLE = new Set(["vacant", "stopping", "unknown"]);
+const IDLE = new Set(["vacant", "stopping", "unknown", "idle", "unloaded"]);
+
+// An idle model is loaded for its next request.
+const answers = (model) => model.replicas_ready > 0 || model.state === "idle";
 
 export const colourOf = (names, name) => `var(--c${Math.max(0, names.indexOf(name)) % COLOURS})`;
 
@@ -24,9 +27,9 @@ export const pill = (mark, words) => h("span", { class: `pill ${mark}`, role: "s
 
 export function headline({ status, problem }) {
   if (!status) return [pill("bad", "model server not heard"), h("span", { class: "soft" }, problem)];
-  const missing = status.models.filter((model) => model.required && model.replicas_ready === 0);
-  const optional = status.models.filter((model) => !model.required && model.replicas_ready === 0);
-  const [word, mark] = status.draining ? ["stopping", "bad"]
+  const missing = status.models.filter((model) => model.required && !answers(model));
+  const optional = status.models.filter((model) => !model.required && !answers(model));
+  const [word, mark] = status.draining ? ["draining", "bad"]
     : !status.models.length ? ["no model", "bad"]
     : missing.length ? [`${missing.map((model) => model.name).join(", ")} not ready`, missing.some((model) => model.state === "failed") ? "bad" : "busy"]
     : optional.length ? [`ready, without ${optional.map((model) => model.name).join(", ")}`, "busy"]

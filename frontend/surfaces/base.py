@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from frontend import guards
 from frontend.calls import Call, Calls, StreamCall, StreamCalls
 from frontend.direct import send_whole, watched_connection
-from frontend.guards import ClientGone, Headers
+from frontend.guards import ClientGone, Headers, KeyRing
 from frontend.pending import Answer
 from frontend.responses import (
     CLIENT_CLOSED_REQUEST,
@@ -40,6 +40,7 @@ from frontend.responses import (
 from frontend.services import Services
 from shared.errors import Code, RequestError, UnknownModel
 from shared.logs import log_event
+from shared.messages import Managed
 
 if TYPE_CHECKING:
     from frontend.client import RequestOptions
@@ -104,8 +105,11 @@ class Exchange:
         receive: Receive,
         send: Send,
         status_of: Callable[[RequestError], int] = status_of,
+        keys: KeyRing | None = None,
     ) -> None:
+        """`keys` open this route, if those that open the others do not."""
         self.services = services
+        self._keys = keys or services.keys
         self.scope = scope
         self.status_of = status_of
         self.headers: Headers = dict(scope["headers"])
@@ -129,7 +133,7 @@ class Exchange:
             ClientGone: it never became whole.
         """
         services, http = self.services, self.services.config.http
-        services.keys.check(self.headers)
+        self._keys.check(self.headers)
         timeout_s = guards.request_timeout_s(self.headers, http.request_timeout_s, http.request_timeout_max_s)
         self.deadline_s = self.started_s + timeout_s
         self.priority = guards.request_priority(self.headers)
@@ -246,6 +250,33 @@ class Exchange:
                 call.abandon()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         return status
+
+    async def manage(self, action: str, replicas: int = 0) -> Managed | None:
+        """Gives the model server an order about the chosen model, or about itself where none was chosen; None if that
+        goes on beyond the deadline, or beyond the life of this worker.
+
+        Raises:
+            RequestError: `server_unavailable`.
+            ClientGone: nobody waits for its end; it goes on.
+        """
+        client = self.services.client
+        order = client.manage(action, self.model, replicas)
+        with DisconnectWatch(self._receive, order, order.abandon) as watch:
+            try:
+                async with asyncio.timeout_at(self.deadline_s):
+                    managed = await order
+            except TimeoutError:
+                managed = None
+                if not client.server_heard():
+                    text = "the model server is not heard any more: what has become of this, it says when it is back"
+                    raise RequestError(text, code=Code.SERVER_UNAVAILABLE) from None
+            finally:
+                order.abandon()
+        watch.raise_if_gone()
+        outcome, text = ("goes on", "") if managed is None else (managed.outcome, managed.text)
+        fields = {"action": action, "model": self.model, "replicas": replicas, "outcome": outcome, "text": text}
+        log_event(logger, "info", "managed", request_id=self.request_id, **fields)
+        return managed
 
     def _watch(self, call: Abandonable) -> DisconnectWatch:
         return DisconnectWatch(self._receive, call, self.services.client.stop_holding)
@@ -388,16 +419,17 @@ class Surface(ABC):
     def status_of(self, error: RequestError) -> int:
         return status_of(error)
 
-    def hot_route(self, path: str, handle: Handler) -> Route:
-        """One POST route."""
+    def hot_route(self, path: str, handle: Handler, keys: KeyRing | None = None) -> Route:
+        """One POST route; `keys` are those that open it, if not all do."""
         label = re.sub(r":\w+}", "}", path)
-        return Route(path, HotRoute(self, label, handle), methods=["POST"], name=f"{self.name} {label}")
+        return Route(path, HotRoute(self, label, handle, keys), methods=["POST"], name=f"{self.name} {label}")
 
 
 class HotRoute:
     """The ASGI application of one POST route."""
 
-    def __init__(self, surface: Surface, label: str, handle: Handler) -> None:
+    def __init__(self, surface: Surface, label: str, handle: Handler, keys: KeyRing | None) -> None:
+        self._keys = keys
         self._surface = surface
         self._services = surface.services
         self._label = label
@@ -406,7 +438,7 @@ class HotRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # uvloop's clock, which deadlines use, stands still within one turn of the loop and counts whole milliseconds.
         began_s = time.perf_counter()
-        exchange = Exchange(self._services, scope, receive, send, self._surface.status_of)
+        exchange = Exchange(self._services, scope, receive, send, self._surface.status_of, self._keys)
         metrics = self._services.metrics
         metrics.request_began()
         status = CLIENT_CLOSED_REQUEST

@@ -18,6 +18,7 @@ SURFACES: Mapping[str, str] = MappingProxyType(
         "openai": "frontend.surfaces.openai.surface:OpenAISurface",
         "hugging_face": "frontend.surfaces.hugging_face.surface:HuggingFaceSurface",
         "open_inference": "frontend.surfaces.open_inference.surface:OpenInferenceSurface",
+        "administration": "frontend.surfaces.administration:AdministrationSurface",
     }
 )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from model_worker.broker.events import RequestArrived
 from model_worker.broker.models import Model
+from model_worker.broker.records import Standing
 from model_worker.broker.words import duration
 from shared.errors import Code, ModelFailed, UnknownModel
 
@@ -29,15 +30,18 @@ class Refusal:
 
 
 def refuse_at_door(
-    models: Mapping[str, Model], event: RequestArrived, urgency_s: float, now_s: float, *, draining: bool
+    models: Mapping[str, Model], event: RequestArrived, urgency_s: float, now_s: float, *, closed: str
 ) -> Refusal | None:
-    """The reason not to admit the request, or None."""
-    if draining:
-        return Refusal(Code.DRAINING, "the model server is stopping", DRAINING_RETRY_AFTER_S)
+    """The reason not to admit the request, or None. `closed` is why nobody is let in, if nobody is."""
+    if closed:
+        return Refusal(Code.DRAINING, closed, DRAINING_RETRY_AFTER_S)
     model = models.get(event.model)
     if model is None:
         unknown = UnknownModel(event.model, models)
         return Refusal(unknown.code, unknown.message)
+    if model.standing in (Standing.CLOSING, Standing.UNLOADED):
+        text = f"model {model.name!r} was unloaded by an operator, and takes no requests until it is loaded again"
+        return Refusal(Code.MODEL_LOADING, text)
     if model.is_failed:
         return failed(model, now_s)
     ban = model.bans.get(event.digest) if event.digest else None

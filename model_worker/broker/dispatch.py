@@ -14,6 +14,7 @@ from __future__ import annotations
 from model_worker.broker.effects import BatchEntry, Effect, SendBatch
 from model_worker.broker.ledger import Ledger
 from model_worker.broker.models import Model
+from model_worker.broker.processes import Processes
 from model_worker.broker.records import Batch, Replica, Request, RequestState
 from model_worker.broker.slots import SlotKeeper
 from model_worker.broker.timers import Timers
@@ -22,8 +23,16 @@ from model_worker.broker.timers import Timers
 class Dispatcher:
     """Moves requests from backlogs into replicas."""
 
-    def __init__(self, keeper: SlotKeeper, ledger: Ledger, timers: Timers[object], effects: list[Effect]) -> None:
+    def __init__(
+        self,
+        keeper: SlotKeeper,
+        processes: Processes,
+        ledger: Ledger,
+        timers: Timers[object],
+        effects: list[Effect],
+    ) -> None:
         self._keeper = keeper
+        self._processes = processes
         self._ledger = ledger
         self._timers = timers
         self._effects = effects
@@ -36,7 +45,7 @@ class Dispatcher:
             self._dispatch_singly(model, now_s)
         backlog = model.backlog
         while (head := backlog.head) is not None:
-            replica = next(iter(model.idle.values()), None)
+            replica = next(iter(model.idle), None)
             if replica is not None:
                 full = backlog.fills(head, replica.limits)
                 hold_s = head.arrived_s + model.settings.max_wait_s
@@ -44,7 +53,7 @@ class Dispatcher:
                     self._timers.advance(model, hold_s)
                     return
             else:
-                replica = next(iter(model.prefetchable.values()), None)
+                replica = next(iter(model.prefetchable), None)
                 if replica is None or head.alone or not backlog.fills(head, replica.limits):
                     return
                 full = True
@@ -79,7 +88,7 @@ class Dispatcher:
         if batch is None:
             batch = replica.running = Batch(self._next_number(), request.alone, size=0, open={}, started_s=now_s)
             self._start(replica, batch, now_s)
-            self._keeper.arm(self._keeper.slots[replica.slot], now_s)
+            self._processes.arm(replica, now_s)
         batch.size += 1
         batch.open[request.id] = request
         self._ledger.assign([request], batch, replica, RequestState.RUNNING, now_s)
@@ -101,7 +110,7 @@ class Dispatcher:
                 self._start(replica, replica.running, now_s)
                 self._ledger.start(replica.running)
         model.note_credit(replica)
-        self._keeper.arm(self._keeper.slots[replica.slot], now_s)
+        self._processes.arm(replica, now_s)
 
     def _send(self, model: Model, replica: Replica, requests: list[Request], now_s: float) -> None:
         batch = Batch(
@@ -121,7 +130,7 @@ class Dispatcher:
         model.note_credit(replica)
         model.tally.batches += 1
         model.tally.batch_size.observe(batch.size)
-        self._keeper.arm(self._keeper.slots[replica.slot], now_s)
+        self._processes.arm(replica, now_s)
         self._order(replica, batch.number, requests)
 
     def _order(self, replica: Replica, number: int, requests: list[Request]) -> None:

@@ -72,6 +72,8 @@ class SendCancel(Order, frozen=True):
 
 
 class SendDrain(Order, frozen=True):
+    """Nothing new will come; what it holds is due within `grace_s`."""
+
     slot: SlotName
     incarnation: int
     grace_s: float
@@ -103,6 +105,15 @@ class DigestPoison(Order, frozen=True):
     model: str
 
 
+class SendManaged(Order, frozen=True):
+    """The one answer to a `ManageRequested`."""
+
+    front: FrontId
+    token: int
+    outcome: Literal["done", "refused", "failed"]
+    text: str
+
+
 class Log(Order, frozen=True):
     """An event for the log: `event` in snake case, past tense, with key=value fields."""
 
@@ -130,6 +141,7 @@ Effect = (
     | SpawnReplica
     | KillReplica
     | DigestPoison
+    | SendManaged
     | Log
     | StopServer
 )

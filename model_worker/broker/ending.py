@@ -14,7 +14,7 @@ from model_worker.broker.admission import DRAINING_RETRY_AFTER_S
 from model_worker.broker.effects import Effect, Log, StopServer
 from model_worker.broker.ledger import Ledger
 from model_worker.broker.models import Model
-from model_worker.broker.records import Drain, Slot
+from model_worker.broker.records import Drain, Slot, Standing
 from model_worker.broker.slots import SlotKeeper
 from model_worker.broker.timers import Timers
 from shared.errors import Code
@@ -66,10 +66,10 @@ class Ending:
             self._keeper.stop(now_s)
 
     def wants(self, slot: Slot) -> bool:
-        """Whether a vacant slot is to be filled."""
-        if self.drain is None:
-            return True
+        """Whether a vacant slot is to be filled: of what ends, only for those who still wait for it."""
         model = self._models[slot.model]
+        if self.drain is None and model.standing is Standing.SERVING:
+            return True
         return len(model.backlog) > 0 and all(other.replica is None for other in model.slots)
 
     def finish(self) -> None:

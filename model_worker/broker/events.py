@@ -142,6 +142,16 @@ class DrainRequested(Fact, frozen=True):
     grace_s: float
 
 
+class ManageRequested(Fact, frozen=True):
+    """A `Manage` message; `front` and `token` say whom its `SendManaged` is for."""
+
+    front: FrontId
+    token: int
+    action: str
+    model: str = ""
+    replicas: int = 0
+
+
 class TimePassed(Fact, frozen=True):
     """Nothing happened, but `wake_at_s` was reached."""
 
@@ -162,5 +172,6 @@ Event = (
     | ReplicaExited
     | PoisonDigested
     | DrainRequested
+    | ManageRequested
     | TimePassed
 )

@@ -6,11 +6,14 @@ Owns the list; the tests check it after every event. Raises AssertionError that 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from model_worker.broker.models import Model
 from model_worker.broker.records import (
+    AT_REST,
     WAITING,
+    WORKING,
     Credit,
     Replica,
     ReplicaState,
@@ -32,8 +35,8 @@ def validate(broker: Broker, now_s: float) -> None:
         _validate_request(broker, request, now_s)
     for slot in broker.keeper.slots.values():
         _validate_slot(broker, slot)
-        if slot.replica is not None:
-            _validate_replica(broker, slot, slot.replica, now_s)
+        for replica in slot.replicas():
+            _validate_replica(broker, slot, replica, now_s)
     for model in broker.models.values():
         _validate_model(broker, model)
         if not broker.ending.stopped:
@@ -66,27 +69,37 @@ def _validate_request(broker: Broker, request: Request, now_s: float) -> None:
 
 def _validate_slot(broker: Broker, slot: Slot) -> None:
     model = broker.models[slot.model]
-    replica = slot.replica
-    if replica is None:
-        assert slot.name not in model.idle, f"{slot.name} is vacant and has credit"
-        assert slot.name not in model.prefetchable, f"{slot.name} is vacant and has credit"
-        assert model.joinable.get(slot.name) is None, f"{slot.name} is vacant and has credit"
-        return
-    assert replica.slot == slot.name, f"{slot.name} holds a replica of {replica.slot}"
-    assert replica.incarnation == slot.incarnation, f"{slot.name} holds incarnation {replica.incarnation}"
-    assert replica.state is not ReplicaState.GONE, f"{slot.name} holds a replica that is gone"
+    for replica in slot.replicas():
+        assert replica.slot == slot.name, f"{slot.name} holds a replica of {replica.slot}"
+        assert replica.incarnation <= slot.incarnation, f"{slot.name} holds incarnation {replica.incarnation}"
+        assert replica.state is not ReplicaState.GONE, f"{slot.name} holds a replica that is gone"
+    incarnations = [replica.incarnation for replica in slot.replicas()]
+    assert len(set(incarnations)) == len(incarnations) <= 2, f"{slot.name} holds {incarnations}"
+    assert (slot in model.slots) != slot.is_leaving, f"{slot.name} is in the table, or is not"
+    assert slot.replica is not None or slot.successor is None, f"{slot.name} is vacant and has a successor"
+    if slot.successor is not None:
+        is_new = slot.successor.incarnation == slot.incarnation
+        assert is_new, f"{slot.name}: its successor is not its latest process"
+        assert not slot.successor.was_ready, f"{slot.name}: its successor is ready, and has not taken over"
+    if slot.retired is not None:
+        assert slot.retired.state is not ReplicaState.READY, f"{slot.name}: one that is retired goes on"
+    if model.standing in AT_REST:
+        assert not any(r.state in WORKING for r in slot.replicas()), f"{slot.name} works, and its model is at rest"
 
 
 def _validate_replica(broker: Broker, slot: Slot, replica: Replica, now_s: float) -> None:
     model = broker.models[slot.model]
     name = f"{slot.name}#{replica.incarnation}"
-    held = {
-        Credit.IDLE: model.idle.get(slot.name),
-        Credit.PREFETCH: model.prefetchable.get(slot.name),
-        Credit.JOIN: model.joinable.get(slot.name),
+    pools: dict[Credit, Container[Replica]] = {
+        Credit.IDLE: model.idle,
+        Credit.PREFETCH: model.prefetchable,
+        Credit.JOIN: model.joinable,
     }
-    for credit, holder in held.items():
-        assert (holder is replica) == (replica.credit is credit), f"{name} in the wrong pool"
+    for credit, pool in pools.items():
+        assert (replica in pool) == (replica.credit is credit), f"{name} in the wrong pool"
+    is_draining = replica.state is ReplicaState.DRAINING
+    assert (replica in broker.processes.draining) == is_draining, f"{name}: whether it drains is not noted"
+    assert not is_draining or replica.live_requests(), f"{name} drains, and holds nothing"
     assert replica.running is not None or replica.prefetched is None, f"{name} prefetched while nothing runs"
     assert not replica.concurrency or replica.prefetched is None, f"{name} prefetched, and batches continuously"
     for batch in replica.batches():
@@ -104,11 +117,12 @@ def _validate_replica(broker: Broker, slot: Slot, replica: Replica, now_s: float
     if broker.ending.stopped:
         return
     if replica.state is not ReplicaState.KILLED:
-        assert slot in broker.timers, f"{name} is watched by no timer"
+        assert replica in broker.timers, f"{name} is watched by no timer"
     if replica.state is ReplicaState.READY:
         settings = broker.settings
         assert replica.silent == (now_s >= replica.heard_s + settings.replica_silence_s), f"{name}: silence unnoticed"
-        assert not broker.keeper.is_hung(replica, now_s), f"{name}: a hang is unnoticed"
+    if replica.state in WORKING:
+        assert not broker.processes.is_hung(replica, now_s), f"{name}: a hang is unnoticed"
 
 
 def _validate_model(broker: Broker, model: Model) -> None:
@@ -125,11 +139,16 @@ def _validate_model(broker: Broker, model: Model) -> None:
     # Admission looks at what waits and at what idle replicas can take; a death can send what runs back to the queue.
     size_max = max(model.settings.max_batch_size, model.concurrency)
     if size_max:
-        admitted_max = model.settings.queue_size_max + len(model.slots) * size_max
+        replicas = sum(len(list(slot.replicas())) or 1 for slot in broker.keeper.slots.values())
+        admitted_max = model.settings.queue_size_max + replicas * size_max
         assert len(requests) <= admitted_max, f"{model.name}: {len(requests)} requests, more than {admitted_max}"
     assert model.tally.admitted == sum(model.tally.ended.values()) + len(requests), f"{model.name}: lost a request"
-    ready = {slot.name for slot in model.slots if slot.replica is not None and slot.replica.is_ready}
-    assert model.ready == ready, f"{model.name}: counts {model.ready} as ready"
+    processes = [replica for replica in broker.keeper.replicas() if replica.model == model.name]
+    assert model.ready == {r for r in processes if r.is_ready}, f"{model.name}: counts {model.ready} as ready"
+    strangers = [r for r in (*model.idle, *model.prefetchable, *model.joinable) if r not in processes]
+    assert not strangers, f"{model.name}: {strangers} have credit, and are gone"
+    if model.standing in AT_REST:
+        assert not requests, f"{model.name} is at rest, and {len(requests)} requests wait"
     given_up = {slot.name for slot in model.slots if slot.failure is not None}
     assert model.given_up == given_up, f"{model.name}: counts {model.given_up} as given up"
     assert not (model.is_failed and queued), f"{model.name} has failed, and requests wait for it"
@@ -149,22 +168,22 @@ def _validate_work_conservation(broker: Broker, model: Model, now_s: float) -> N
         assert replica.running is not None, f"{replica.slot} is empty while a request waits that must be alone"
         is_kept = model.backlog.first_to_share is None or replica in kept
         assert is_kept, f"{replica.slot} has room, and is kept for nobody"
-    for replica in model.idle.values():
+    for replica in model.idle:
         held = now_s < head.arrived_s + model.settings.max_wait_s and not model.backlog.fills(head, replica.limits)
         assert held, f"{replica.slot} is idle while {len(model.backlog)} requests wait"
         assert not broker.draining, f"{replica.slot} is idle, and its batch waits for company during a drain"
         hold_s = broker.timers.at_s(model)
         assert hold_s is not None, f"{model.name}: a batch waits for company with no timer"
-    for replica in model.prefetchable.values():
+    for replica in model.prefetchable:
         assert model.idle or head.alone or not model.backlog.fills(head, replica.limits), (
             f"{replica.slot} could prefetch a full batch"
         )
 
 
 def _validate_fronts(broker: Broker, now_s: float) -> None:
-    held = Counter(id(request) for front in broker.fronts.values() for request in front.requests.values())
+    held = Counter(id(request) for front in broker.fronts.known.values() for request in front.requests.values())
     assert held == Counter(id(r) for r in broker.ledger.requests.values()), "fronts and ledger disagree"
-    for front in broker.fronts.values():
+    for front in broker.fronts.known.values():
         assert all(request.front is front for request in front.requests.values()), "a request is with another front"
         assert front in broker.timers, f"front {front.id.hex()} is watched by no timer"
         assert now_s < front.heard_s + broker.settings.front_silence_s, f"front {front.id.hex()}: silence unnoticed"
@@ -173,10 +192,15 @@ def _validate_fronts(broker: Broker, now_s: float) -> None:
 def _validate_loads(broker: Broker, now_s: float) -> None:
     keeper = broker.keeper
     assert keeper.loads <= broker.settings.parallel_loads, f"{keeper.loads} loads at once"
-    fillable = {slot.name for slot in keeper.slots.values() if slot.replica is None and not slot.is_lost_for_good}
+    fillable = {
+        slot.name
+        for slot in keeper.slots.values()
+        if slot.replica is None and not slot.is_lost_for_good and broker.models[slot.model].standing not in AT_REST
+    }
     assert keeper.fillable == fillable, "the set of fillable slots is wrong"
-    if not broker.draining and not broker.ending.stopped and keeper.loads < broker.settings.parallel_loads:
-        due = [name for name in fillable if keeper.slots[name].respawn_s <= now_s]
+    if not broker.is_ending and not broker.ending.stopped and keeper.loads < broker.settings.parallel_loads:
+        slots = [keeper.slots[name] for name in fillable]
+        due = [slot.name for slot in slots if slot.respawn_s <= now_s and broker.ending.wants(slot)]
         assert not due, f"{due} could load, and nothing does"
     for name in fillable:
         slot = keeper.slots[name]

@@ -12,13 +12,13 @@ from model_worker.broker.admission import Refusal
 from model_worker.broker.effects import Effect, ReleasePayload, SendCancel, SendReply
 from model_worker.broker.events import ItemFinished, RequestArrived
 from model_worker.broker.models import Model
-from model_worker.broker.records import WAITING, Batch, Front, Replica, ReplicaState, Request, RequestState
+from model_worker.broker.records import WAITING, WORKING, Batch, Front, Replica, ReplicaState, Request, RequestState
 from model_worker.broker.timers import Timers
 from shared.errors import Code
 from shared.messages import RequestId, Timings
 
 # Cancels are of use only to a process that still works on its batches.
-_HEEDS_CANCEL = (ReplicaState.READY, ReplicaState.FAILING)
+_HEEDS_CANCEL = (*WORKING, ReplicaState.FAILING)
 
 
 class Ledger:

@@ -9,7 +9,17 @@ import itertools
 from dataclasses import dataclass, field
 
 from model_worker.broker.backlog import Backlog
-from model_worker.broker.records import Ban, Credit, Failure, Replica, Slot
+from model_worker.broker.records import (
+    STANDING_TRANSITIONS,
+    Ban,
+    Credit,
+    Disuse,
+    Failure,
+    Replica,
+    ReplicaState,
+    Slot,
+    Standing,
+)
 from model_worker.broker.rooms import Rooms
 from model_worker.broker.settings import ModelSettings
 from model_worker.broker.tallies import Pace, Tally
@@ -26,8 +36,11 @@ class Model:
     """A named entry of the configuration, and everything that belongs to it."""
 
     settings: ModelSettings
-    # In the order of the plan.
+    # In the order of the plan; without those that were taken out of the table and wait for their process's end.
     slots: tuple[Slot, ...]
+    # Whether it is to be loaded, and how long nobody has asked for it; None if that does not matter.
+    standing: Standing = Standing.SERVING
+    disuse: Disuse | None = None
     backlog: Backlog = field(default_factory=Backlog)
     tally: Tally = field(default_factory=Tally)
     pace: Pace = field(default_factory=Pace)
@@ -35,11 +48,11 @@ class Model:
     waiting_count: int = 0
     waiting_bytes: int = 0
     # Replicas with credit, the one that got it first in front: work goes to the one that has rested longest.
-    idle: dict[SlotName, Replica] = field(default_factory=dict)
-    prefetchable: dict[SlotName, Replica] = field(default_factory=dict)
+    idle: dict[Replica, None] = field(default_factory=dict)
+    prefetchable: dict[Replica, None] = field(default_factory=dict)
     joinable: Rooms = field(default_factory=Rooms)
-    # Slots whose replica is ready, and slots that are given up: both are asked for with every request that arrives.
-    ready: set[SlotName] = field(default_factory=set)
+    # Replicas that are ready, and slots that are given up: both are asked for with every request that arrives.
+    ready: set[Replica] = field(default_factory=set)
     given_up: set[SlotName] = field(default_factory=set)
     # Digests of poison inputs.
     bans: dict[bytes, Ban] = field(default_factory=dict)
@@ -58,14 +71,18 @@ class Model:
         credit = replica.credit
         for pool, wanted in ((self.idle, Credit.IDLE), (self.prefetchable, Credit.PREFETCH)):
             if credit is not wanted:
-                pool.pop(replica.slot, None)
-            elif pool.get(replica.slot) is not replica:
-                pool[replica.slot] = replica
+                pool.pop(replica, None)
+            else:
+                pool.setdefault(replica)
         self.joinable.note(replica, replica.room if credit is Credit.JOIN else 0)
         if replica.is_ready:
-            self.ready.add(replica.slot)
+            self.ready.add(replica)
         else:
-            self.ready.discard(replica.slot)
+            self.ready.discard(replica)
+
+    def stand(self, standing: Standing) -> None:
+        assert standing in STANDING_TRANSITIONS[self.standing], f"{self.name}: {self.standing} cannot become {standing}"
+        self.standing = standing
 
     def kept_for_suspects(self) -> frozenset[Replica]:
         """Replicas that nobody joins, because requests that must be alone come first, and wait until one is empty.
@@ -111,6 +128,19 @@ class Model:
     def is_loaded(self) -> bool:
         """Whether any replica holds the model, even one that is not heard at the moment."""
         return any(slot.replica is not None and slot.replica.was_ready for slot in self.slots)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request of it waits, or a replica has not reported all that it was given."""
+        return bool(self.backlog) or any(
+            replica.running is not None for slot in self.slots for replica in slot.replicas()
+        )
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a replica loads."""
+        states = {replica.state for slot in self.slots for replica in slot.replicas()}
+        return ReplicaState.LOADING in states
 
     def wait_s(self, ahead: int) -> float:
         """The least time that a request with so many waiting ahead of it will wait, by experience."""

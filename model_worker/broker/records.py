@@ -43,6 +43,7 @@ class ReplicaState(Enum):
 
     LOADING = "loading"  # spawned, and not READY yet
     READY = "ready"  # loaded and warm
+    DRAINING = "draining"  # gets nothing new, and finishes what it holds; told to stop when nobody waits for that
     FAILING = "failing"  # it said that it cannot go on; its exit is awaited
     STOPPING = "stopping"  # told to stop; its exit is awaited
     KILLED = "killed"  # SIGKILL ordered; its exit is awaited
@@ -51,15 +52,45 @@ class ReplicaState(Enum):
 
 REPLICA_TRANSITIONS: dict[ReplicaState, tuple[ReplicaState, ...]] = {
     ReplicaState.LOADING: (ReplicaState.READY, ReplicaState.FAILING, ReplicaState.KILLED, ReplicaState.GONE),
-    ReplicaState.READY: (ReplicaState.FAILING, ReplicaState.STOPPING, ReplicaState.KILLED, ReplicaState.GONE),
+    ReplicaState.READY: (
+        ReplicaState.DRAINING,
+        ReplicaState.FAILING,
+        ReplicaState.STOPPING,
+        ReplicaState.KILLED,
+        ReplicaState.GONE,
+    ),
+    ReplicaState.DRAINING: (ReplicaState.FAILING, ReplicaState.STOPPING, ReplicaState.KILLED, ReplicaState.GONE),
     ReplicaState.FAILING: (ReplicaState.STOPPING, ReplicaState.KILLED, ReplicaState.GONE),
     ReplicaState.STOPPING: (ReplicaState.KILLED, ReplicaState.GONE),
     ReplicaState.KILLED: (ReplicaState.GONE,),
     ReplicaState.GONE: (),
 }
 
+WORKING = (ReplicaState.READY, ReplicaState.DRAINING)
+"""The states in which a replica works on what it holds."""
+
 Cause = Literal["crashed", "hung", "silent", "load_failed", "load_timeout", "spawn_failed", "stopped"]
 """Why an incarnation ended; the keys of `ModelCounters.restarts`."""
+
+
+class Standing(Enum):
+    """Whether a model is to be loaded."""
+
+    SERVING = "serving"  # its slots are filled
+    CLOSING = "closing"  # an operator had it unloaded: nobody is let in, and who was finishes first
+    UNLOADED = "unloaded"  # its processes end, or have ended; nobody is let in until an operator has it loaded
+    IDLE = "idle"  # its processes end, or have ended, because nobody asked for it; the next request has it loaded
+
+
+STANDING_TRANSITIONS: dict[Standing, tuple[Standing, ...]] = {
+    Standing.SERVING: (Standing.CLOSING, Standing.IDLE),
+    Standing.CLOSING: (Standing.UNLOADED,),
+    Standing.UNLOADED: (Standing.SERVING,),
+    Standing.IDLE: (Standing.SERVING, Standing.CLOSING),
+}
+
+AT_REST = (Standing.UNLOADED, Standing.IDLE)
+"""The standings in which no slot of a model is filled."""
 
 
 class Credit(Enum):
@@ -256,8 +287,14 @@ class Slot:
     device: str
     # Incarnations count from 1 and never repeat.
     incarnation: int = 0
-    # The present incarnation; None while the slot is vacant.
+    # The process that fills the slot; None while it is vacant.
     replica: Replica | None = None
+    # Loads beside it, and takes its place when it is READY; only while an operator has the slot renewed.
+    successor: Replica | None = None
+    # Was replaced by a successor, and finishes what it holds.
+    retired: Replica | None = None
+    # It was taken out of the table, and goes with its process.
+    is_leaving: bool = False
     # A vacant slot may be filled from here on.
     respawn_s: float = 0.0
     # Whether any incarnation was READY: decides which rule counts its failures.
@@ -271,8 +308,9 @@ class Slot:
     on_trial: bool = False
     # Set while the slot is given up; a trial lifts it by becoming READY.
     failure: Failure | None = None
-    # The latest end in one line, until the next READY.
+    # The latest end in one line, until the next READY; and the latest end of any of its processes.
     reason: str = ""
+    last_end: str = ""
     last_cause: Cause | None = None
     # Totals over all incarnations, for `status`.
     loads: int = 0
@@ -282,6 +320,12 @@ class Slot:
     @property
     def is_lost_for_good(self) -> bool:
         return self.failure in (Failure.PERMANENT, Failure.ATTEMPTS)
+
+    def replicas(self) -> Iterator[Replica]:
+        """Every process of this slot whose end was not seen yet."""
+        for replica in (self.replica, self.successor, self.retired):
+            if replica is not None:
+                yield replica
 
 
 @dataclass(slots=True, eq=False)
@@ -301,6 +345,15 @@ class Ban:
     model: str
     digest: bytes
     until_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Disuse:
+    """How long nobody has asked for a model that is unloaded after a while without."""
+
+    model: str
+    # The latest moment at which a request came or ended, or a process of the model came or went.
+    since_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator
 from sortedcontainers import SortedList
 
 from model_worker.broker.records import Replica
-from shared.messages import SlotName
 
 Entry = tuple[int, int, Replica]
 """The negative of the room, order of coming, replica: the roomiest first, and of several that which waits the longest.
@@ -19,10 +18,10 @@ Orders differ, so replicas themselves are never compared."""
 
 
 class Rooms:
-    """Replicas with room, by slot, and the roomiest first."""
+    """Replicas with room, the roomiest first."""
 
     def __init__(self) -> None:
-        self._entries: dict[SlotName, Entry] = {}
+        self._entries: dict[Replica, Entry] = {}
         self._by_room: SortedList[Entry] = SortedList()
         self._order = 0
         # How many requests all of them could take.
@@ -35,22 +34,21 @@ class Rooms:
         """The roomiest first."""
         return (replica for _, _, replica in self._by_room)
 
-    def get(self, slot: SlotName) -> Replica | None:
-        entry = self._entries.get(slot)
-        return entry[2] if entry is not None else None
+    def __contains__(self, replica: object) -> bool:
+        return replica in self._entries
 
     def note(self, replica: Replica, room: int) -> None:
         """It has so much room now; 0: none."""
-        known = self._entries.get(replica.slot)
+        known = self._entries.get(replica)
         if known is not None:
-            if known[2] is replica and -known[0] == room:
+            if -known[0] == room:
                 return
             self._by_room.remove(known)
-            del self._entries[replica.slot]
+            del self._entries[replica]
             self.total += known[0]
         if room:
             self._order += 1
-            entry = self._entries[replica.slot] = (-room, self._order, replica)
+            entry = self._entries[replica] = (-room, self._order, replica)
             self._by_room.add(entry)
             self.total += room
 

@@ -21,6 +21,8 @@ class ModelSettings:
     queue_bytes_max: int
     load_timeout_s: float
     batch_timeout_s: float
+    idle_unload_s: float = 0.0
+    """After so long without a request its processes end, until the next one. 0.0: never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""The keeper of slots: starts model processes, watches them, and replaces those that end.
+"""The keeper of slots: which process fills which slot, and when a vacant one is filled again.
 
-Owns the life of replicas: who may load, who loads too long, who is silent, how long to wait before the next try, and
-when a slot is given up. Refuses to know about requests: `machine` asks what a process held before it reports an exit.
+Owns the table of slots: who may load, how long to wait before the next try, when a slot is given up, who takes whose
+place, and which slots come and go. Refuses to know about requests: `machine` asks what a process held before it reports
+an exit; and about the life of a single process: that is `processes`.
 
 When a slot may be filled again
 -------------------------------
@@ -11,25 +12,39 @@ When a slot may be filled again
                          `breaker_window_s`. The trial stands until an item succeeds; if it dies before, the breaker is
                          open again at once
     permanent failure    the load itself said that a new try cannot help: given up for good, at once
+    told to stop         counts as nothing
 
 The wait before the next try is `respawn_delays_s`, by the number of failures in a row. While a trial loads, its slot
 still counts as failed, so that requests are refused at once and not held until their deadlines.
+
+Who is in a slot
+----------------
+A slot has one process, its `replica`. While it is renewed a second one may load beside it, its `successor`: what
+becomes of that is no failure of the slot's. The successor takes the replica's place when it is READY, or when the
+replica ends before that; a replica that has lost its place is `retired`: it finishes what it holds, and is told to
+stop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from model_worker.broker.effects import Effect, KillReplica, Log, SendStop, SpawnReplica
-from model_worker.broker.events import ReplicaPhaseChanged, ReplicaPulsed
+from model_worker.broker.effects import Effect, Log, SpawnReplica
+from model_worker.broker.events import ReplicaPhaseChanged
 from model_worker.broker.models import Model
-from model_worker.broker.records import BatchLimits, Cause, Failure, Replica, ReplicaState, Slot
-from model_worker.broker.settings import BrokerSettings, ModelSettings
+from model_worker.broker.processes import Processes
+from model_worker.broker.records import (
+    AT_REST,
+    BatchLimits,
+    Cause,
+    Failure,
+    Replica,
+    ReplicaState,
+    Slot,
+)
+from model_worker.broker.settings import BrokerSettings, SlotSettings
 from model_worker.broker.timers import Timers
 from shared.messages import Phase, SlotName
-
-SIGKILL = 9
 
 
 class SlotKeeper:
@@ -40,34 +55,56 @@ class SlotKeeper:
         settings: BrokerSettings,
         slots: Sequence[Slot],
         models: Mapping[str, Model],
+        processes: Processes,
         timers: Timers[object],
         effects: list[Effect],
     ) -> None:
         self.slots: dict[SlotName, Slot] = {slot.name: slot for slot in slots}
         self._settings = settings
         self._models = models
+        self._processes = processes
         self._timers = timers
         self._effects = effects
         # Vacant slots that may be filled, now or later; empty in a healthy server, which makes `spawn` free.
         self.fillable: set[SlotName] = set(self.slots)
+        # Of slots that were taken out of the table, their last incarnations: these never repeat.
+        self._last_incarnations: dict[SlotName, int] = {}
 
     # --- looking up ----------------------------------------------------------------------------------------------
 
     def current(self, name: SlotName, incarnation: int) -> Replica | None:
-        """The replica, unless another incarnation or none holds the slot: whatever that one still says is void."""
+        """The replica of this incarnation; None if it has ended, or never was: whatever it still says is void."""
         slot = self.slots.get(name)
-        if slot is None or slot.replica is None or slot.replica.incarnation != incarnation:
+        if slot is None:
             return None
-        return slot.replica
+        if slot.replica is not None and slot.replica.incarnation == incarnation:
+            return slot.replica
+        return next((replica for replica in slot.replicas() if replica.incarnation == incarnation), None)
 
     def replicas(self) -> list[Replica]:
         """All processes that are there, in slot order."""
-        return [slot.replica for slot in self.slots.values() if slot.replica is not None]
+        return [replica for slot in self.slots.values() for replica in slot.replicas()]
 
     @property
     def loads(self) -> int:
         """Processes that hold memory for a load that is not done; a failed one counts until it has exited."""
         return sum(not replica.was_ready for replica in self.replicas())
+
+    def may_load(self, now_s: float) -> bool:
+        """Whether one more process may load now, besides those of vacant slots."""
+        due = sum(self.slots[name].respawn_s <= now_s for name in self.fillable)
+        return self.loads + due < self._settings.parallel_loads
+
+    def seats(self) -> list[SlotName]:
+        """Every slot, as often as it has processes, and once while it has none: what is to fit into memory."""
+        return [slot.name for slot in self.slots.values() for _ in (tuple(slot.replicas()) or (None,))]
+
+    def used_bytes(self) -> dict[str, int]:
+        """By model, what the largest of its processes takes, as pulsed."""
+        used: dict[str, int] = {}
+        for replica in self.replicas():
+            used[replica.model] = max(used.get(replica.model, 0), replica.memory_bytes)
+        return used
 
     @property
     def is_hopeless(self) -> bool:
@@ -88,40 +125,46 @@ class SlotKeeper:
             if room <= 0:
                 return
             if slot.name in self.fillable and slot.respawn_s <= now_s and wanted(slot):
-                self._spawn(slot, now_s)
+                self.fillable.discard(slot.name)
+                slot.on_trial = slot.failure is Failure.BREAKER
+                if slot.last_cause is not None:
+                    self._models[slot.model].tally.restarts[slot.last_cause] += 1
+                slot.replica = self._spawn(slot, now_s)
                 room -= 1
 
-    def _spawn(self, slot: Slot, now_s: float) -> None:
-        self.fillable.discard(slot.name)
+    def spawn_successor(self, slot: Slot, now_s: float) -> None:
+        """Has a process loaded beside the slot's own, to take its place."""
+        assert len(list(slot.replicas())) == 1, f"{slot.name} is being renewed already"
+        self._models[slot.model].tally.restarts["stopped"] += 1
+        slot.successor = self._spawn(slot, now_s)
+
+    def _spawn(self, slot: Slot, now_s: float) -> Replica:
         slot.incarnation += 1
-        slot.on_trial = slot.failure is Failure.BREAKER
-        model = self._models[slot.model]
-        slot.replica = Replica(
+        settings = self._models[slot.model].settings
+        replica = Replica(
             slot=slot.name,
             model=slot.model,
             incarnation=slot.incarnation,
             spawned_s=now_s,
-            due_s=now_s + model.settings.load_timeout_s,
+            due_s=now_s + settings.load_timeout_s,
             heard_s=now_s,
             progressed_s=now_s,
-            limits=BatchLimits(model.settings.max_batch_size, model.settings.max_batch_cost),
+            limits=BatchLimits(settings.max_batch_size, settings.max_batch_cost),
         )
-        if slot.last_cause is not None:
-            model.tally.restarts[slot.last_cause] += 1
         self._effects.append(SpawnReplica(slot.name, slot.incarnation))
-        self._log("info", "replica_spawned", slot.replica)
-        self.arm(slot, now_s)
+        self._processes.log("info", "replica_spawned", replica)
+        self._processes.arm(replica, now_s)
+        return replica
 
-    def spawn_failed(self, slot: Slot, reason: str, now_s: float) -> None:
+    def spawn_failed(self, replica: Replica, reason: str, now_s: float) -> None:
         """The incarnation never became a process."""
-        replica = slot.replica
-        assert replica is not None
-        self._log("error", "spawn_failed", replica, reason=reason)
-        self._vacate(slot, replica, "spawn_failed", f"cannot start a process: {reason}", now_s)
+        self._processes.log("error", "spawn_failed", replica, reason=reason)
+        self._processes.forget(replica)
+        self._vacate(replica, "spawn_failed", f"cannot start a process: {reason}", now_s)
 
     def changed_phase(self, replica: Replica, event: ReplicaPhaseChanged, now_s: float) -> None:
         """What the process says about itself, up to and including READY or FAILED."""
-        if replica.state not in (ReplicaState.LOADING, ReplicaState.READY):
+        if replica.state not in (ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING):
             return  # it is on its way out, and its last words do not change that
         replica.phase = event.phase
         replica.progress = event.progress
@@ -131,7 +174,7 @@ class SlotKeeper:
         elif event.phase is not Phase.READY:
             if replica.state is ReplicaState.READY:
                 # It gets no more work, and nothing would ever end it: what is loaded stays so until the process ends.
-                self.fail(replica, f"said {event.phase.value!r} after it was ready", now_s)
+                self._processes.fail(replica, f"said {event.phase.value!r} after it was ready", now_s)
         elif replica.state is ReplicaState.LOADING:
             self._ready(replica, event, now_s)
         self._models[replica.model].note_credit(replica)
@@ -147,29 +190,20 @@ class SlotKeeper:
         replica.choices = event.choices
         replica.concurrency = event.concurrency
         slot.loads += 1
-        slot.failure = None
-        self._models[slot.model].given_up.discard(slot.name)
-        slot.reason = ""
-        self._log("info", "replica_ready", replica, load_s=round(now_s - replica.spawned_s, 3))
-        self.arm(slot, now_s)
+        self._lift_failure(slot)
+        self._processes.log("info", "replica_ready", replica, load_s=round(now_s - replica.spawned_s, 3))
+        self._processes.arm(replica, now_s)
+        if replica is slot.successor:
+            self._take_over(slot, now_s)
 
-    # --- watching ------------------------------------------------------------------------------------------------
+    def _take_over(self, slot: Slot, now_s: float) -> None:
+        """The successor is the slot's process from now on; the one before, if it is still there, retires."""
+        slot.replica, slot.successor, slot.retired = slot.successor, None, slot.replica
+        slot.on_trial = False
+        if slot.retired is not None:
+            self._processes.dismiss(slot.retired, now_s)
 
-    def heard(self, replica: Replica, now_s: float) -> None:
-        """Anything came from the process."""
-        replica.heard_s = now_s
-        if replica.silent:
-            replica.silent = False
-            self.arm(self.slots[replica.slot], now_s)
-            self._models[replica.model].note_credit(replica)
-            self._log("info", "replica_heard_again", replica)
-
-    def pulsed(self, replica: Replica, event: ReplicaPulsed, now_s: float) -> None:
-        replica.memory_bytes = event.memory_bytes
-        replica.step_items = event.step_items
-        if event.progress_count != replica.progress_count:
-            replica.progress_count = event.progress_count
-            replica.progressed_s = max(replica.progressed_s, now_s - event.running_s)
+    # --- what is known of a slot ---------------------------------------------------------------------------------
 
     def succeeded(self, replica: Replica) -> None:
         """An item ended well: what happened before is forgiven."""
@@ -178,124 +212,87 @@ class SlotKeeper:
         slot.death_times_s.clear()
         slot.on_trial = False
 
-    def is_hung(self, replica: Replica, now_s: float) -> bool:
-        """Whether its work has stood still for too long."""
-        return replica.state is ReplicaState.READY and replica.running is not None and now_s >= self._hung_at_s(replica)
+    def revive(self, slot: Slot, now_s: float) -> None:
+        """An operator wants it tried again, whatever happened before."""
+        self._lift_failure(slot)
+        slot.failed_loads = slot.deaths = 0
+        slot.death_times_s.clear()
+        slot.respawn_s = now_s
+        self._note_vacancy(slot)
 
-    def _hung_at_s(self, replica: Replica) -> float:
-        timeout_s = self._model_settings(replica).batch_timeout_s
-        return replica.progressed_s + timeout_s + self._settings.pulse_tolerance_s
+    def _lift_failure(self, slot: Slot) -> None:
+        slot.failure = None
+        slot.reason = ""
+        self._models[slot.model].given_up.discard(slot.name)
 
-    def check(self, replica: Replica, now_s: float) -> None:
-        """Acts on every limit of time that has passed, except the one of `is_hung`."""
-        settings = self._settings
-        if replica.state is ReplicaState.LOADING:
-            if now_s >= replica.due_s:
-                timeout_s = self._model_settings(replica).load_timeout_s
-                self.kill(replica, "load_timeout", f"the load took longer than {timeout_s:g} s")
-        elif replica.state in (ReplicaState.FAILING, ReplicaState.STOPPING):
-            if now_s >= replica.due_s:
-                self.kill(replica, replica.cause, f"{replica.reason}; no exit within {settings.stop_timeout_s:g} s")
-        elif replica.state is ReplicaState.READY:
-            if not replica.silent and now_s >= replica.heard_s + settings.replica_silence_s:
-                replica.silent = True
-                self._models[replica.model].note_credit(replica)
-                self._log("warning", "replica_quarantined", replica, silence_s=settings.replica_silence_s)
-            if replica.running is None and now_s >= replica.heard_s + settings.replica_silence_kill_s:
-                self.kill(replica, "silent", f"not heard for {settings.replica_silence_kill_s:g} s")
+    def arm_vacant(self, slot: Slot, now_s: float) -> None:
+        """Sets the slot's timer for when it may be filled."""
+        if slot.name in self.fillable and slot.respawn_s > now_s:
+            self._timers.advance(slot, slot.respawn_s)
 
-    def arm(self, slot: Slot, now_s: float) -> None:
-        """Sets the slot's timer for the next limit that could pass; called after whatever makes one come earlier."""
-        due_s = self._due_s(slot)
-        if due_s is not None and due_s > now_s:
-            self._timers.advance(slot, due_s)
+    def note_standing(self, model: Model) -> None:
+        """Its standing has changed, and with it whether its vacant slots may be filled."""
+        for slot in model.slots:
+            self._note_vacancy(slot)
 
-    def _due_s(self, slot: Slot) -> float | None:
-        replica, settings = slot.replica, self._settings
-        if replica is None:
-            return None if slot.is_lost_for_good else slot.respawn_s
-        if replica.state in (ReplicaState.LOADING, ReplicaState.FAILING, ReplicaState.STOPPING):
-            return replica.due_s
-        if replica.state is not ReplicaState.READY:
-            return None
-        limits_s = []
-        if not replica.silent:
-            limits_s.append(replica.heard_s + settings.replica_silence_s)
-        if replica.running is not None:
-            limits_s.append(self._hung_at_s(replica))
+    def _note_vacancy(self, slot: Slot) -> None:
+        at_rest = self._models[slot.model].standing in AT_REST
+        if slot.replica is None and not (slot.is_lost_for_good or slot.is_leaving or at_rest):
+            self.fillable.add(slot.name)
         else:
-            limits_s.append(replica.heard_s + settings.replica_silence_kill_s)
-        return min(limits_s)
+            self.fillable.discard(slot.name)
 
     # --- ending --------------------------------------------------------------------------------------------------
 
-    def kill(self, replica: Replica, cause: Cause | None, reason: str, *, dump_stacks: bool = False) -> None:
-        replica.cause, replica.reason = cause, reason
-        replica.move(ReplicaState.KILLED)
-        self._models[replica.model].note_credit(replica)
-        self._effects.append(KillReplica(replica.slot, replica.incarnation, reason, dump_stacks))
-
-    def fail(self, replica: Replica, reason: str, now_s: float) -> None:
-        """The process is about to end by itself; it gets no more work, and is killed if it stays."""
-        replica.cause = "crashed" if replica.was_ready else "load_failed"
-        replica.reason = reason
-        replica.move(ReplicaState.FAILING)
-        replica.due_s = now_s + self._settings.stop_timeout_s
-        self._models[replica.model].note_credit(replica)
-        self.arm(self.slots[replica.slot], now_s)
-
     def _failing(self, replica: Replica, reason: str, permanent: bool, now_s: float) -> None:
-        self.fail(replica, reason, now_s)
-        if permanent:
-            self._give_up(self.slots[replica.slot], Failure.PERMANENT, reason)
+        slot = self.slots[replica.slot]
+        self._processes.fail(replica, reason, now_s)
+        if permanent and replica is slot.replica:
+            self._give_up(slot, Failure.PERMANENT, reason)
 
     def stop(self, now_s: float) -> None:
         """Ends every process: the broker has no more use for them."""
         self.stop_loads(lambda slot: True)
         for replica in self.replicas():
-            if replica.state in (ReplicaState.READY, ReplicaState.FAILING):
-                replica.cause, replica.reason = "stopped", "told to stop"
-                replica.move(ReplicaState.STOPPING)
-                replica.due_s = now_s + self._settings.stop_timeout_s
-                self._models[replica.model].note_credit(replica)
-                self._effects.append(SendStop(replica.slot, replica.incarnation))
-                self.arm(self.slots[replica.slot], now_s)
+            if replica.state in (ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.FAILING):
+                self._processes.stop(replica, now_s)
 
     def stop_loads(self, unwanted: Callable[[Slot], bool]) -> None:
         """Ends loads that nobody waits for. A load hears nothing, so it is killed; nothing is lost with it."""
         for replica in self.replicas():
             if replica.state is ReplicaState.LOADING and unwanted(self.slots[replica.slot]):
-                self.kill(replica, "stopped", "still loading while the model server stops")
+                self._processes.kill(replica, "stopped", "still loading while the model server stops")
 
-    def exited(self, slot: Slot, exit_code: int, now_s: float) -> None:
-        """The process of the present incarnation is gone; the slot is vacant, or given up."""
-        replica = slot.replica
-        assert replica is not None
-        cause = replica.cause or ("crashed" if replica.was_ready else "load_failed")
-        reason = end_of(replica, exit_code)
-        fields: dict[str, object] = {"cause": cause}
-        fields |= {"signal": -exit_code} if exit_code < 0 else {"exit_code": exit_code}
-        if replica.cause is None:
-            # One that was known before is in the log already: in the process's own last line, or in that of its kill.
-            fields["reason"] = reason
-        self._log("info" if cause == "stopped" else "error", "replica_exited", replica, **fields)
-        self._vacate(slot, replica, cause, reason, now_s)
+    def exited(self, replica: Replica, exit_code: int, now_s: float) -> None:
+        """The process is gone; if it was its slot's own, that is vacant, or given up."""
+        cause, reason = self._processes.exited(replica, exit_code)
+        self._vacate(replica, cause, reason, now_s)
 
-    def _vacate(self, slot: Slot, replica: Replica, cause: Cause, reason: str, now_s: float) -> None:
-        replica.move(ReplicaState.GONE)
-        replica.running = replica.prefetched = None
-        self._models[slot.model].note_credit(replica)
+    def _vacate(self, replica: Replica, cause: Cause, reason: str, now_s: float) -> None:
+        slot = self.slots[replica.slot]
+        slot.last_end = reason
+        if replica is slot.successor:
+            slot.successor = None
+        elif replica is slot.retired:
+            slot.retired = None
+        else:
+            self._lose_replica(slot, cause, reason, now_s)
+        if slot.is_leaving and slot.replica is None and slot.retired is None:
+            self._forget(slot)
+
+    def _lose_replica(self, slot: Slot, cause: Cause, reason: str, now_s: float) -> None:
         slot.replica = None
         slot.last_cause = cause
-        if cause != "stopped" and not slot.is_lost_for_good:
+        if cause != "stopped" and not (slot.is_lost_for_good or slot.is_leaving):
             slot.reason = reason
             if slot.ever_ready:
                 self._count_death(slot, now_s)
             else:
                 self._count_failed_load(slot, now_s)
-        if not slot.is_lost_for_good:
-            self.fillable.add(slot.name)
-        self.arm(slot, now_s)
+        if slot.successor is not None:
+            self._take_over(slot, now_s)
+        self._note_vacancy(slot)
+        self.arm_vacant(slot, now_s)
 
     def _count_failed_load(self, slot: Slot, now_s: float) -> None:
         slot.failed_loads += 1
@@ -319,34 +316,51 @@ class SlotKeeper:
 
     def _give_up(self, slot: Slot, failure: Failure, reason: str) -> None:
         slot.failure = failure
-        self._models[slot.model].given_up.add(slot.name)
         slot.reason = reason
         fields: dict[str, object] = {"slot": slot.name, "model": slot.model, "failure": failure.value, "reason": reason}
+        model = self._models[slot.model]
+        if not slot.is_leaving:
+            model.given_up.add(slot.name)
         # The last slot of a model takes the model with it: one event, one line.
-        event = "model_failed" if self._models[slot.model].is_failed else "slot_given_up"
+        event = "model_failed" if model.is_failed else "slot_given_up"
         self._effects.append(Log("error", event, fields))
 
     def _delay_s(self, failures: int) -> float:
         delays_s = self._settings.respawn_delays_s
         return delays_s[min(failures, len(delays_s)) - 1]
 
-    def _model_settings(self, replica: Replica) -> ModelSettings:
-        return self._models[replica.model].settings
+    # --- the table -----------------------------------------------------------------------------------------------
 
-    def _log(
-        self, level: Literal["debug", "info", "warning", "error"], event: str, replica: Replica, **fields: object
-    ) -> None:
-        self._effects.append(Log(level, event, {"slot": replica.slot, "incarnation": replica.incarnation, **fields}))
+    def add(self, model: Model, planned: Iterable[SlotSettings]) -> None:
+        """New slots, behind the others of their model."""
+        added = [
+            Slot(new.name, new.model, new.device, incarnation=self._last_incarnations.pop(new.name, 0))
+            for new in planned
+        ]
+        model.slots += tuple(added)
+        self._set_table([*self.slots.values(), *added])
+        self.fillable.update(slot.name for slot in added)
 
+    def remove(self, model: Model, removed: Sequence[Slot], now_s: float) -> None:
+        """Takes slots out of the table, each as soon as its process, which finishes what it holds, is gone."""
+        model.slots = tuple(slot for slot in model.slots if slot not in removed)
+        for slot in removed:
+            slot.is_leaving = True
+            model.given_up.discard(slot.name)
+            self.fillable.discard(slot.name)
+            for replica in slot.replicas():
+                self._processes.dismiss(replica, now_s)
+            if slot.replica is None and slot.retired is None:
+                self._forget(slot)
 
-def end_of(replica: Replica, exit_code: int) -> str:
-    """Why a process ended, in words that fit behind a colon: what the broker knew, else what the exit code says."""
-    if replica.cause is not None:
-        return replica.reason
-    if exit_code == -SIGKILL:
-        told = "killed by signal 9, probably out of memory"
-    elif exit_code < 0:
-        told = f"killed by signal {-exit_code}"
-    else:
-        told = f"exited with code {exit_code}"
-    return told if replica.was_ready else f"{told} while it loaded"
+    def _forget(self, slot: Slot) -> None:
+        self._last_incarnations[slot.name] = slot.incarnation
+        self._timers.clear(slot)
+        del self.slots[slot.name]
+
+    def _set_table(self, slots: Iterable[Slot]) -> None:
+        """In the order of the configuration, and of their numbers."""
+        slots = list(slots)
+        self.slots.clear()
+        for model in self._models:
+            self.slots.update({slot.name: slot for slot in slots if slot.model == model})

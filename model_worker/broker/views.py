@@ -2,22 +2,24 @@
 
 Owns the words for states. Changes nothing.
 
-A model is `ready` while at least one replica is READY and heard, `failed` while all its slots are given up, `loading`
-otherwise; `reason` says what is missing. A slot is `vacant` (waiting for its turn to load, or for a back-off),
-`failed`, or what its replica is: the phase it reports while it loads, `ready`, `silent`, `failing`, `stopping`,
-`killed`.
+A model is `unloaded` or `idle` by its standing, else `ready` while at least one replica is READY and heard, `failed`
+while all its slots are given up, `loading` otherwise; `reason` says what is missing. A slot is `vacant` (waiting for
+its turn to load, or for a back-off), `unloaded` with its model, `failed`, or what its replica is: the phase it reports
+while it loads, `ready`, `silent`, `draining`, `failing`, `stopping`, `killed`.
 """
 
 from __future__ import annotations
 
 from model_worker.broker.models import Model
-from model_worker.broker.records import Replica, ReplicaState, Slot
+from model_worker.broker.records import AT_REST, Replica, ReplicaState, Slot, Standing
 from shared.messages import ModelState, Phase, SlotState
 
 
 def model_state(model: Model) -> ModelState:
     ready = model.ready_count
-    if ready:
+    if model.standing is not Standing.SERVING:
+        state, reason = _REST[model.standing]
+    elif ready:
         state, reason = "ready", ""
     elif model.is_failed:
         state, reason = "failed", model.failure_reason
@@ -37,7 +39,14 @@ def model_state(model: Model) -> ModelState:
     )
 
 
-def slot_state(slot: Slot, now_s: float) -> SlotState:
+_REST = {
+    Standing.CLOSING: ("unloaded", "unloaded by an operator; what was let in before is being finished"),
+    Standing.UNLOADED: ("unloaded", "unloaded by an operator, until it is loaded again"),
+    Standing.IDLE: ("idle", "unloaded because nobody asked for it; the next request has it loaded"),
+}
+
+
+def slot_state(slot: Slot, standing: Standing, now_s: float) -> SlotState:
     replica = slot.replica
     return SlotState(
         slot=slot.name,
@@ -45,7 +54,7 @@ def slot_state(slot: Slot, now_s: float) -> SlotState:
         device=slot.device,
         pid=replica.pid if replica else 0,
         incarnation=slot.incarnation,
-        state=_word(slot),
+        state=_word(slot, standing),
         reason=_reason(slot),
         loads=slot.loads,
         restarts=max(0, slot.incarnation - 1),
@@ -61,8 +70,10 @@ def slot_state(slot: Slot, now_s: float) -> SlotState:
     )
 
 
-def _word(slot: Slot) -> str:
+def _word(slot: Slot, standing: Standing) -> str:
     replica = slot.replica
+    if replica is None and standing in AT_REST:
+        return "unloaded"
     if slot.failure is not None and (replica is None or replica.state is ReplicaState.LOADING):
         return "failed"
     if replica is None:
@@ -75,7 +86,12 @@ def _word(slot: Slot) -> str:
 
 
 def _reason(slot: Slot) -> str:
-    """What is to be said of a slot beside its state: why it ended or will, what its load is at, why it ended before."""
+    """What is to be said of a slot beside its state: who takes its replica's place or had it before, why that ended or
+    will, what its load is at, why it ended before."""
+    if slot.successor is not None:
+        return f"its next process, pid {slot.successor.pid}: {_doing(slot.successor)}"
+    if slot.retired is not None:
+        return f"its process from before, pid {slot.retired.pid}: {_doing(slot.retired)}"
     if slot.replica is None or slot.replica.reason:
         return slot.reason if slot.replica is None else slot.replica.reason
     doing = slot.replica.doing
@@ -95,4 +111,6 @@ def _doing(replica: Replica) -> str:
         return replica.phase.value + progress + (f", {replica.doing}" if replica.doing else "")
     if replica.silent and replica.state is ReplicaState.READY:
         return "not heard"
+    if replica.state is ReplicaState.DRAINING:
+        return f"finishes {len(replica.live_requests())} requests"
     return replica.reason or replica.phase.value

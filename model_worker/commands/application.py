@@ -82,6 +82,7 @@ EveryOption = Annotated[
 ]
 OnceOption = Annotated[bool, typer.Option("--once", help="Print one frame, with rates since the start, and exit.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name in the configuration.")]
 
 
 @application.callback(invoke_without_command=True)
@@ -182,6 +183,131 @@ def top(config: ConfigOption = None, every: EveryOption = 2.0, once: OnceOption 
 
     with _refusals(has_flags=False):
         raise typer.Exit(run_top(Flags(config=config), every, once))
+
+
+@application.command(epilog=help_of("reload"))
+def reload(model: ModelArgument, config: ConfigOption = None, json: JsonOption = False) -> None:
+    """Give each replica of a model a new process, from its files as they are now, while it serves.
+
+    Shows how they come up, and ends when all of them have. Ctrl-C stops the waiting, and not the reload.
+
+    \b
+    Examples:
+      headwaiter reload sentiment
+      headwaiter reload sentiment --json
+    """
+    _order("reload", config, json, model)
+
+
+@application.command(epilog=help_of("scale"))
+def scale(
+    model: ModelArgument,
+    replicas: Annotated[
+        int, typer.Argument(parser=_whole_number, metavar="N", help="How many replicas it is to have.")
+    ],
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Change the number of a model's replicas, while it serves.
+
+    It lasts until the model server ends; replicas in the configuration is what the next one begins with.
+
+    \b
+    Examples:
+      headwaiter scale sentiment 2
+      headwaiter scale sentiment 1 --json
+    """
+    _order("scale", config, json, model, replicas)
+
+
+@application.command(epilog=help_of("load"))
+def load(model: ModelArgument, config: ConfigOption = None, json: JsonOption = False) -> None:
+    """Load a model that was unloaded, is idle, or has failed.
+
+    \b
+    Examples:
+      headwaiter load sentiment
+    """
+    _order("load", config, json, model)
+
+
+@application.command(epilog=help_of("unload"))
+def unload(model: ModelArgument, config: ConfigOption = None, json: JsonOption = False) -> None:
+    """End the processes of a model, until it is loaded again.
+
+    \b
+    Examples:
+      headwaiter unload sentiment && headwaiter status
+    """
+    _order("unload", config, json, model)
+
+
+@application.command(epilog=help_of("drain"))
+def drain(config: ConfigOption = None, json: JsonOption = False) -> None:
+    """Refuse new requests, and finish those there are.
+
+    Ends when the last one is answered. The models stay loaded; headwaiter resume opens the door again.
+
+    \b
+    Examples:
+      headwaiter drain
+      headwaiter drain && headwaiter reload sentiment && headwaiter resume
+    """
+    _order("drain", config, json)
+
+
+@application.command(epilog=help_of("resume"))
+def resume(config: ConfigOption = None, json: JsonOption = False) -> None:
+    """Take requests again after a drain.
+
+    \b
+    Examples:
+      headwaiter resume
+    """
+    _order("resume", config, json)
+
+
+def _order(action: str, config: Path | None, json: bool, model: str = "", replicas: int = 0) -> None:
+    from model_worker.commands.orders import Order, run_order
+
+    with _refusals(json, has_flags=False):
+        raise typer.Exit(run_order(Flags(config=config), Order(action, model, replicas), json))
+
+
+@application.command(epilog=help_of("logs"))
+def logs(
+    about: Annotated[
+        str,
+        typer.Argument(
+            metavar="[SLOT|MODEL|PROGRAM]", help="Whose lines: sentiment/0, sentiment, frontend, model_worker."
+        ),
+    ] = "",
+    config: ConfigOption = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", parser=_whole_number, metavar="N", help="How many of the last lines.")
+    ] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    request: Annotated[
+        str, typer.Option("--request", metavar="ID", help="Only what is about the request with this X-Request-Id.")
+    ] = "",
+) -> None:
+    """Show what the service has written, all of it or about one thing.
+
+    Of a service that headwaiter serve runs. What the code of a model prints stands in the log as it is, and is shown
+    where nothing is picked.
+
+    \b
+    Examples:
+      headwaiter logs
+      headwaiter logs sentiment --follow
+      headwaiter logs frontend --request 4f1c0b --lines 1000
+    """
+    from model_worker.commands.logs import Wanted, run_logs
+
+    if lines < 0:
+        raise typer.BadParameter(f"--lines {lines} is less than none")
+    with _refusals(has_flags=False):
+        raise typer.Exit(run_logs(Flags(config=config), Wanted(about, request), lines, follow))
 
 
 @application.command(epilog=help_of("check"))

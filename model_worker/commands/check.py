@@ -25,7 +25,9 @@ from rich.text import Text
 from model_worker.commands import checks
 from model_worker.commands.exits import Exit
 from model_worker.commands.flags import Flags, load_config, told
+from model_worker.commands.observer import Unreachable, fetch_snapshot
 from model_worker.commands.screen import console, counted, show
+from model_worker.commands.status import duration
 from model_worker.devices import Driver, Inventory, read_driver, take_inventory
 from model_worker.placement import crowd_words
 from model_worker.preflight import preflight, runtime_spec, with_task
@@ -33,6 +35,7 @@ from model_worker.runtimes import sources
 from model_worker.weights import human_bytes
 from shared.config import Config, ModelConfig
 from shared.errors import ConfigurationError
+from shared.messages import Snapshot
 
 PACKAGES_SHOWN = ("torch", "transformers", "fastapi", "uvicorn", "pyzmq", "supervisor")
 
@@ -81,8 +84,9 @@ def examine(flags: Flags) -> Iterator[Finding]:
         return
     yield Finding("configuration", Outcome.OK, f"valid; {counted(len(config.models), 'model', 'models')}")
     yield _attempt("packages", lambda: checks.check_packages(config))
-    yield _attempt("run directory", lambda: checks.check_run_directory(config))
-    yield _attempt("port", lambda: checks.check_port(config))
+    running = _running(config)
+    yield _run_directory(config, running)
+    yield _port(config, running)
     if config.http.host not in ("127.0.0.1", "localhost", "::1") and not config.http.api_keys:
         detail = f"http.host = {config.http.host!r} lets the network in without a key: set http.api_keys"
         yield Finding("access", Outcome.WARN, detail)
@@ -90,6 +94,30 @@ def examine(flags: Flags) -> Iterator[Finding]:
     yield from models
     if all(finding.outcome is not Outcome.FAIL for finding in models):
         yield _plan(config)
+
+
+def _running(config: Config) -> Snapshot | None:
+    """What the model server of this very configuration says of itself, if it runs."""
+    try:
+        return fetch_snapshot(config.run_directory)
+    except (Unreachable, ConfigurationError):
+        return None
+
+
+def _run_directory(config: Config, running: Snapshot | None) -> Finding:
+    if running is None:
+        return _attempt("run directory", lambda: checks.check_run_directory(config))
+    server = f"model server {running.pid}, up {duration(running.uptime_s)}"
+    detail = f"{config.run_directory} is in use by this very service: {server}"
+    return Finding("run directory", Outcome.OK, detail)
+
+
+def _port(config: Config, running: Snapshot | None) -> Finding:
+    finding = _attempt("port", lambda: checks.check_port(config))
+    if finding.outcome is Outcome.OK or running is None or checks.epoch_behind_port(config) != running.epoch:
+        return finding
+    host, port = config.http.host, config.http.port
+    return Finding("port", Outcome.OK, f"{host}:{port} is taken by this very service{checks.holder_words(port)}")
 
 
 def _attempt(point: str, check: Callable[[], str]) -> Finding:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import http.client
 import importlib.util
+import json
 import math
 import os
 import resource
@@ -16,6 +18,7 @@ import socket
 
 import psutil
 
+from model_worker.commands.addresses import connectable_host
 from shared.config import Config, ModelConfig
 from shared.errors import ConfigurationError
 from shared.processes import described
@@ -27,6 +30,10 @@ CONTROL_SOCKET_ROOM_BYTES = len(os.fsencode("/supervisor.sock.4194304"))
 OPEN_FILES_MIN = 128
 # One descriptor per open connection, and a few dozen besides; below this a busy front worker runs out.
 OPEN_FILES_FEW = 4096
+
+# Of a web worker that has to ask the model server first.
+HTTP_TIMEOUT_S = 3.0
+STATUS_BYTES_MAX = 64 * 2**20
 
 
 def check_port(config: Config) -> str:
@@ -67,15 +74,31 @@ def probe_port(config: Config) -> int:
             if error.errno == errno.EADDRNOTAVAIL:
                 key, setting, remedy = "host", f"http.host = {host!r}", "set http.host to an address of this machine"
             raise ConfigurationError(
-                f"{setting}: cannot listen on {host}:{port}: {_reason(error)}{_holder(port)}: {remedy}", keys=(key,)
+                f"{setting}: cannot listen on {host}:{port}: {_reason(error)}{holder_words(port)}: {remedy}",
+                keys=(key,),
             ) from None
+
+
+def epoch_behind_port(config: Config) -> str | None:
+    """The epoch of the model server that whoever listens there works with; None if nobody answers like a front."""
+    key = next(iter(config.http.api_keys), None)
+    headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
+    connection = http.client.HTTPConnection(connectable_host(config), config.http.port, timeout=HTTP_TIMEOUT_S)
+    try:
+        connection.request("GET", "/status", headers=headers)
+        told = json.loads(connection.getresponse().read(STATUS_BYTES_MAX))
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return str(told["epoch"]) if isinstance(told, dict) and "epoch" in told else None
 
 
 def _reason(error: OSError | UnicodeError) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
-def _holder(port: int) -> str:
+def holder_words(port: int) -> str:
     """Who listens there, as far as this user may know."""
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections(kind="tcp"):

@@ -8,15 +8,20 @@ from enum import IntEnum
 class Exit(IntEnum):
     OK = 0
     FAILED = 1
-    """The service ended although nobody asked for it, or had to be ended at once; or nothing can be written."""
+    """The service ended although nobody asked for it, or had to be ended at once; an order came to nothing; or nothing
+    can be written."""
     USAGE = 2
     """The command line cannot be understood."""
     UNAVAILABLE = 69
     """No model server answers."""
     NOT_READY = 75
     """The model server answers, but a model is not ready."""
+    REFUSED = 77
+    """The model server does not do what it was told to, and has changed nothing."""
     CONFIGURATION = 78
     """The configuration, or the machine it is used on, does not allow it."""
+    INTERRUPTED = 130
+    """Ctrl-C ended the waiting, not what was waited for."""
 
 
 _USAGE = {Exit.USAGE: "the command line cannot be understood"}
@@ -63,6 +68,24 @@ BY_COMMAND: dict[str, dict[Exit, str]] = {
         **_USAGE,
         Exit.CONFIGURATION: "the configuration is refused",
     },
+}
+
+_ORDERED = {
+    Exit.OK: "done",
+    Exit.FAILED: "it was begun and failed, or the model server has ended meanwhile",
+    Exit.USAGE: "the command line cannot be understood, or no model has that name",
+    Exit.UNAVAILABLE: "no model server answers",
+    Exit.REFUSED: "the model server has refused it, and changed nothing",
+    Exit.CONFIGURATION: "the configuration is refused",
+    Exit.INTERRUPTED: "Ctrl-C: it goes on, and nobody waits for its end",
+}
+BY_COMMAND |= dict.fromkeys(("reload", "scale", "load", "unload", "drain", "resume"), _ORDERED)
+BY_COMMAND["logs"] = {
+    Exit.OK: "printed, or ended by Ctrl-C",
+    **_UNWRITTEN,
+    Exit.USAGE: "the command line cannot be understood, or nothing has that name",
+    Exit.UNAVAILABLE: "no log is kept here; its one line says where to look",
+    Exit.CONFIGURATION: "the configuration is refused",
 }
 
 

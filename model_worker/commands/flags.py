@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.config import CONFIG_FILE_VARIABLE, ENV_PREFIX, Config
+from shared.config import CONFIG_FILE_VARIABLE, ENV_PREFIX, Config, working_directory
 from shared.errors import ConfigurationError
 
 
@@ -34,7 +34,8 @@ class Flags:
         """The same, as environment variables."""
         variables: dict[str, str] = {}
         if self.config is not None:
-            variables[CONFIG_FILE_VARIABLE] = os.path.abspath(self.config)
+            # For programs that are started in another directory.
+            variables[CONFIG_FILE_VARIABLE] = str(_absolute(self.config))
         if self.model is not None:
             variables[ENV_PREFIX + "MODELS"] = json.dumps([self._entry(self.model)])
         for key in ("host", "port", "workers"):
@@ -91,6 +92,16 @@ def name_of(model: str) -> str:
     """
     last = re.split(r"[/:]", str(model).rstrip("/"))[-1].removesuffix(".gguf")
     if last in ("", ".", ".."):
-        last = Path(model).resolve().name
+        last = _absolute(Path(model)).resolve().name
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip("._-")[:64]
     return cleaned or "model"
+
+
+def _absolute(path: Path) -> Path:
+    """
+    Raises:
+        ConfigurationError: it is relative to a working directory that is not there any more.
+    """
+    if not path.is_absolute():
+        path = working_directory() / path
+    return Path(os.path.abspath(path))

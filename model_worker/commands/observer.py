@@ -1,4 +1,4 @@
-"""Looks at a running model server through its front socket, and does nothing else there.
+"""Looks at a running model server through its front socket, and hands it an operator's orders.
 
 Owns one DEALER connection. Blocking is the caller's choice: `socket` can go into a poller.
 """
@@ -14,7 +14,7 @@ from typing import Self
 import zmq
 
 from shared.errors import HeadwaiterError, ProtocolError
-from shared.messages import Inspect, Snapshot
+from shared.messages import Inspect, Manage, Managed, Snapshot
 from shared.sockets import RunDirectory, connect_dealer, drain, send
 from shared.version import VERSION
 from shared.wire import decode, encode
@@ -60,8 +60,14 @@ class Observer:
         self._asked_s = now_s
         send(self.socket, encode(Inspect(self._token)))
 
-    def snapshots(self) -> Iterator[Snapshot]:
-        """The answers that have arrived since the last call. Never blocks.
+    def order(self, action: str, model: str = "", replicas: int = 0) -> int:
+        """Gives an order, as `Manage` has them. Returns the token that will be in the `Managed`."""
+        self._token += 1
+        send(self.socket, encode(Manage(self._token, action, model, replicas)))
+        return self._token
+
+    def news(self) -> Iterator[Snapshot | Managed]:
+        """What has arrived since the last call. Never blocks.
 
         Raises:
             ProtocolError: the model server speaks another version of the protocol.
@@ -70,6 +76,13 @@ class Observer:
             message, _ = decode(parts)
             if isinstance(message, Snapshot):
                 self._answered = True
+            if isinstance(message, (Snapshot, Managed)):
+                yield message
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """As `news`, for those who give no orders."""
+        for message in self.news():
+            if isinstance(message, Snapshot):
                 yield message
 
 

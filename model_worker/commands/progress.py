@@ -1,8 +1,8 @@
-"""What `serve` shows: the programs' own lines as they come, and how each model comes up.
+"""What a command shows while it waits for model processes: `serve`, and the orders of an operator.
 
-Owns the terminal while `serve` runs. On a terminal a small table stays at the bottom until everything is up; in a pipe
-or a file each change is one line. The programs' lines go to standard error, what serve itself says to standard output.
-May be used from two threads.
+Owns the terminal meanwhile. On a terminal a small table stays at the bottom until the end; in a pipe or a file each
+change is one line. For `serve` there are also the programs' own lines, as they come: those go to standard error, what a
+command itself says to standard output. May be used from two threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Progress:
         self._out = console()
         self._lock = threading.Lock()
         self._live = Live(console=self._out, auto_refresh=False, transient=True) if self._out.is_terminal else None
-        self._shown: dict[str, object] = {}
+        self._changes = Changes()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -54,13 +54,12 @@ class Progress:
             if self._live is not None:
                 self._live.update(progress_table(snapshot, max(2, self._out.height - 1)), refresh=True)
                 return
-        for slot in snapshot.slots:
-            step = int(slot.progress / STEP) if slot.progress > 0 else 0
-            seen = (slot.incarnation, slot.state, step)
-            if self._shown.get(slot.slot) != seen:
-                self._shown[slot.slot] = seen
-                # The reason of a failed load is in the log, once, and in what is said at the end.
-                self.say(f"{slot.slot} on {slot.device}: {state_words(slot)}")
+        for line in self._changes.since(snapshot):
+            self.say(line)
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Takes this for known, so that only what changes from here on is told."""
+        self._changes.since(snapshot)
 
     def serving(self, models: tuple[ModelState, ...]) -> None:
         """The service is up: where it is, and a request to try."""
@@ -108,6 +107,29 @@ class Progress:
             if self._live is not None:
                 self._live.stop()
                 self._live = None
+
+
+class Changes:
+    """Of slots, for those who read lines."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, object] = {}
+
+    def since(self, snapshot: Snapshot) -> list[str]:
+        """One line for each slot that is not as it was at the last call."""
+        lines = []
+        for slot in snapshot.slots:
+            # Where it is known how far a load is, its words, which may count bytes, are worth no line of their own.
+            how_far = int(slot.progress / STEP) if slot.progress > 0 else slot.reason
+            seen = (slot.incarnation, slot.state, how_far)
+            if self._seen.get(slot.slot) != seen:
+                self._seen[slot.slot] = seen
+                reason = f": {slot.reason}" if slot.reason else ""
+                lines.append(f"{slot.slot} on {slot.device}: {state_words(slot)}{reason}")
+        for name in self._seen.keys() - {slot.slot for slot in snapshot.slots}:
+            del self._seen[name]
+            lines.append(f"{name}: gone")
+        return lines
 
 
 def progress_table(snapshot: Snapshot, rows_max: int) -> Table:

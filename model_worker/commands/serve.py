@@ -30,6 +30,7 @@ from model_worker.commands import checks
 from model_worker.commands.addresses import connectable_host
 from model_worker.commands.exits import Exit
 from model_worker.commands.flags import Flags, load_config
+from model_worker.commands.kept_log import KeptLog
 from model_worker.commands.observer import Observer
 from model_worker.commands.progress import Progress
 from model_worker.commands.screen import outlive_readers
@@ -54,7 +55,7 @@ LOCK_PAUSE_S = 0.05
 LINE_BYTES_MAX = 65536
 # A program that refuses to run says why in one line that starts like this.
 ADDRESSED_TO_PEOPLE = b"headwaiter: "
-FINAL_STATES = ("ready", "failed")
+FINAL_STATES = ("ready", "idle", "failed")
 
 
 def run_serve(flags: Flags) -> Exit:
@@ -93,6 +94,8 @@ class Service:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._progress = Progress(config)
+        # For the relay thread alone.
+        self._log = KeptLog(config.run_directory, config.logging.kept_bytes_max)
         self._supervisor = Supervisor(config.run_directory)
         self._observer = Observer(config.run_directory)
         self._signals: list[int] = []
@@ -214,7 +217,7 @@ class Service:
 
     def _front_answers(self) -> bool:
         """Whether the first request would be answered by a model; by those there are, if a required one has failed."""
-        complete = all(model.state == "ready" for model in self._models if model.required)
+        complete = all(model.answers for model in self._models if model.required)
         connection = http.client.HTTPConnection(
             connectable_host(self._config), self._config.http.port, timeout=HTTP_TIMEOUT_S
         )
@@ -228,8 +231,9 @@ class Service:
 
     def _copy_output(self, output: IO[bytes]) -> None:
         """The relay thread: passes on every line, but keeps the last one that a program addressed to people."""
-        with output:
+        with output, contextlib.closing(self._log):
             while line := output.readline(LINE_BYTES_MAX):
+                self._log.write(line)
                 if line.startswith(ADDRESSED_TO_PEOPLE):
                     self._last_words = line.removeprefix(ADDRESSED_TO_PEOPLE).decode(errors="replace").strip()
                     continue

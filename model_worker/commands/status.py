@@ -57,7 +57,7 @@ def run_status(flags: Flags, as_json: bool) -> Exit:
 
 def all_ready(snapshot: Snapshot) -> bool:
     required = [model for model in snapshot.models if model.required]
-    return not snapshot.draining and bool(snapshot.models) and all(model.replicas_ready > 0 for model in required)
+    return not snapshot.draining and bool(snapshot.models) and all(model.answers for model in required)
 
 
 def plan_differences(config: Config, snapshot: Snapshot) -> list[str]:
@@ -71,8 +71,10 @@ def plan_differences(config: Config, snapshot: Snapshot) -> list[str]:
     running = {slot.slot: slot for slot in snapshot.slots}
     missing = [name for name in planned if name not in running]
     surplus = [name for name in running if name not in planned]
-    differences = [f"slot {name} is configured but does not run: restart the model server" for name in missing]
-    differences += [f"slot {name} runs but is not configured any more" for name in surplus]
+    differences = [
+        f"slot {name} is configured but does not run: scale its model, or restart the model server" for name in missing
+    ]
+    differences += [f"slot {name} runs but is not configured (any more)" for name in surplus]
     for name, slot in planned.items():
         if name in running and running[name].device != slot.device:
             differences.append(f"slot {name} is planned on {slot.device} but runs on {running[name].device}")

@@ -24,7 +24,7 @@ from typing import IO, cast
 
 import psutil
 
-from shared.config import ENV_PREFIX
+from shared.config import ENV_PREFIX, working_directory
 from shared.errors import ConfigurationError
 from shared.processes import stop_with_parent
 
@@ -98,7 +98,7 @@ class Supervisor:
         """Starts it and returns what it and the programs write, lines of both mixed.
 
         Raises:
-            ConfigurationError: see `configuration_file`.
+            ConfigurationError: see `configuration_file` and `working_directory`.
         """
         command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), "-n", "-e", "warn"]
         command += ["-c", str(configuration_file())]
@@ -107,7 +107,7 @@ class Supervisor:
             command += ["-u", "0"]
         environment = os.environ | {
             ENV_PREFIX + "PYTHON": sys.executable,
-            ENV_PREFIX + "DIRECTORY": os.getcwd(),
+            ENV_PREFIX + "DIRECTORY": str(working_directory()),
             "PYTHONUNBUFFERED": "1",
         }
         self._process = subprocess.Popen(

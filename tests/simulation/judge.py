@@ -169,14 +169,14 @@ def _judge_counters(checker: Checker, broker: Broker) -> None:
 def _judge_remains(broker: Broker) -> None:
     """The one look into the core: whether anything is left of what has ended."""
     remains: list[object] = [*broker.ledger.requests, *broker.keeper.replicas()]
-    for front in broker.fronts.values():
+    for front in broker.fronts.known.values():
         remains += front.requests
     for model in broker.models.values():
         remains += [*model.backlog, *model.idle, *model.prefetchable, *model.joinable, *model.ready]
         if model.waiting_count or model.waiting_bytes:
             remains.append(f"{model.waiting_count} requests, {model.waiting_bytes} bytes said to wait")
     bans = sum(len(model.bans) for model in broker.models.values())
-    timed = len(broker.fronts) + len(broker.keeper.slots) + len(broker.models) + bans + 1
+    timed = len(broker.fronts.known) + len(broker.keeper.slots) + len(broker.models) + bans + 1
     if len(broker.timers) > timed:
         remains.append(f"{len(broker.timers)} timers for {timed} subjects at most")
     if remains:

@@ -19,6 +19,7 @@ from model_worker.broker.ending import Ending
 from model_worker.broker.ledger import Ledger
 from model_worker.broker.machine import Broker
 from model_worker.broker.models import Model
+from model_worker.broker.processes import Processes
 from model_worker.broker.records import Credit, Replica, ReplicaState, Request, Slot
 from model_worker.broker.rooms import Rooms
 from model_worker.broker.slots import SlotKeeper
@@ -156,10 +157,10 @@ def sends_continuous_work_batch_by_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_work_to_the_dying(patch: pytest.MonkeyPatch) -> None:
-    def hopeful(self: SlotKeeper, replica: Replica, reason: str, now_s: float) -> None:
+    def hopeful(self: Processes, replica: Replica, reason: str, now_s: float) -> None:
         """A process that told of a fault goes on as if nothing had happened."""
 
-    patch.setattr(SlotKeeper, "fail", hopeful)
+    patch.setattr(Processes, "fail", hopeful)
 
 
 def fences_no_attempts(patch: pytest.MonkeyPatch) -> None:
@@ -174,23 +175,23 @@ def fences_no_incarnations(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_notices_silence(patch: pytest.MonkeyPatch) -> None:
-    check = SlotKeeper.check
+    check = Processes.check
 
-    def patient(self: SlotKeeper, replica: Replica, now_s: float) -> None:
+    def patient(self: Processes, replica: Replica, now_s: float) -> None:
         if replica.state is not ReplicaState.READY:
             check(self, replica, now_s)
 
-    patch.setattr(SlotKeeper, "check", patient)
+    patch.setattr(Processes, "check", patient)
 
 
 def lets_loads_take_for_ever(patch: pytest.MonkeyPatch) -> None:
-    check = SlotKeeper.check
+    check = Processes.check
 
-    def patient(self: SlotKeeper, replica: Replica, now_s: float) -> None:
+    def patient(self: Processes, replica: Replica, now_s: float) -> None:
         if replica.state is not ReplicaState.LOADING:
             check(self, replica, now_s)
 
-    patch.setattr(SlotKeeper, "check", patient)
+    patch.setattr(Processes, "check", patient)
 
 
 def loads_too_many_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -198,27 +199,27 @@ def loads_too_many_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_that_a_slot_is_taken(patch: pytest.MonkeyPatch) -> None:
-    kill = SlotKeeper.kill
+    spawn = SlotKeeper.spawn
 
-    def hasty(self: SlotKeeper, replica: Replica, cause: Any, reason: str, *, dump_stacks: bool = False) -> None:
-        kill(self, replica, cause, reason, dump_stacks=dump_stacks)
-        self.fillable.add(replica.slot)
+    def hasty(self: SlotKeeper, now_s: float, wanted: Any) -> None:
+        self.fillable.update(replica.slot for replica in self.replicas() if replica.state is ReplicaState.KILLED)
+        spawn(self, now_s, wanted)
 
-    patch.setattr(SlotKeeper, "kill", hasty)
+    patch.setattr(SlotKeeper, "spawn", hasty)
 
 
 def never_notices_hangs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SlotKeeper, "is_hung", lambda self, replica, now_s: False)
+    patch.setattr(Processes, "is_hung", lambda self, replica, now_s: False)
 
 
 def kills_the_wrong_incarnation(patch: pytest.MonkeyPatch) -> None:
-    kill = SlotKeeper.kill
+    kill = Processes.kill
 
-    def astray(self: SlotKeeper, replica: Replica, cause: Any, reason: str, *, dump_stacks: bool = False) -> None:
+    def astray(self: Processes, replica: Replica, cause: Any, reason: str, *, dump_stacks: bool = False) -> None:
         kill(self, replica, cause, reason, dump_stacks=dump_stacks)
         self._effects[-1] = KillReplica(replica.slot, replica.incarnation + 1, reason, dump_stacks)
 
-    patch.setattr(SlotKeeper, "kill", astray)
+    patch.setattr(Processes, "kill", astray)
 
 
 def answers_late(patch: pytest.MonkeyPatch) -> None:
@@ -326,9 +327,9 @@ def holds_batches_for_ever(patch: pytest.MonkeyPatch) -> None:
 def fills_a_slot_nobody_planned(patch: pytest.MonkeyPatch) -> None:
     spawn = SlotKeeper._spawn
 
-    def generous(self: SlotKeeper, slot: Slot, now_s: float) -> None:
-        spawn(self, slot, now_s)
+    def generous(self: SlotKeeper, slot: Slot, now_s: float) -> Replica:
         self._effects.append(SpawnReplica(SlotName(f"{slot.model}/99"), 1))
+        return spawn(self, slot, now_s)
 
     patch.setattr(SlotKeeper, "_spawn", generous)
 
@@ -336,28 +337,28 @@ def fills_a_slot_nobody_planned(patch: pytest.MonkeyPatch) -> None:
 def forgets_a_slot(patch: pytest.MonkeyPatch) -> None:
     exited = SlotKeeper.exited
 
-    def forgotten(self: SlotKeeper, slot: Slot, exit_code: int, now_s: float) -> None:
-        exited(self, slot, exit_code, now_s)
-        self.fillable.discard(slot.name)
+    def forgotten(self: SlotKeeper, replica: Replica, exit_code: int, now_s: float) -> None:
+        exited(self, replica, exit_code, now_s)
+        self.fillable.discard(replica.slot)
 
     patch.setattr(SlotKeeper, "exited", forgotten)
 
 
 def endures_those_that_fail(patch: pytest.MonkeyPatch) -> None:
-    check = SlotKeeper.check
+    check = Processes.check
 
-    def patient(self: SlotKeeper, replica: Replica, now_s: float) -> None:
+    def patient(self: Processes, replica: Replica, now_s: float) -> None:
         if replica.state is not ReplicaState.FAILING:
             check(self, replica, now_s)
 
-    patch.setattr(SlotKeeper, "check", patient)
+    patch.setattr(Processes, "check", patient)
 
 
 def lets_in_while_it_drains(patch: pytest.MonkeyPatch) -> None:
     refuse = admission.refuse_at_door
 
-    def hospitable(*arguments: Any, draining: bool) -> Any:
-        return refuse(*arguments, draining=False)
+    def hospitable(*arguments: Any, closed: str) -> Any:
+        return refuse(*arguments, closed="")
 
     patch.setattr(machine, "refuse_at_door", hospitable)
 

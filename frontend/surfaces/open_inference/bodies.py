@@ -88,6 +88,19 @@ def read_inference(body: bytes, headers: Headers) -> Inference:
     )
 
 
+def check_load(body: bytes) -> None:
+    """Refuses to load or unload otherwise than as configured; the body may be empty.
+
+    Raises:
+        RequestError: `bad_request`, where it cannot be read; `invalid_input`, where it wants that.
+    """
+    parameters = _object(read_object(body, "{}").get("parameters"), "parameters") if body.strip() else {}
+    # No model here depends on another one, so nothing is to be unloaded with it.
+    unwanted = [name[:60] for name in parameters if name != "unload_dependents"]
+    if unwanted:
+        raise InvalidInput(f"parameters.{unwanted[0]} is not supported: a model is loaded as it is configured")
+
+
 def _split(body: bytes, headers: Headers) -> tuple[bytes | None, memoryview]:
     """The JSON, and the bytes behind it, uncopied; None for the JSON where there is none of it."""
     text = headers.get(LENGTH_HEADER)

@@ -101,10 +101,10 @@ def index(names: Iterable[str], states: Iterable[ModelState], not_heard: str) ->
 def _index_entry(name: str, state: ModelState | None, not_heard: str) -> dict[str, str]:
     if state is None:
         told, reason = "UNAVAILABLE", not_heard
-    elif state.replicas_ready:
+    elif state.answers:
         told, reason = "READY", ""
     else:
-        told, reason = ("UNAVAILABLE" if state.state == "failed" else "LOADING"), state.reason
+        told, reason = ("UNAVAILABLE" if state.state in ("failed", "unloaded") else "LOADING"), state.reason
     return {"name": name, "version": MODEL_VERSION, "state": told, "reason": reason}
 
 

@@ -18,11 +18,11 @@ from starlette.routing import Route
 from frontend.guards import check_timeout
 from frontend.health import NOT_HEARD, SCRAPE_TIMEOUT_S, readiness
 from frontend.json_bodies import read_object
-from frontend.responses import JSON, json_response, server_timing
+from frontend.responses import JSON, MANAGED_STATUS, json_response, server_timing
 from frontend.surfaces.base import Exchange, Surface
 from frontend.surfaces.open_inference import description, errors, metadata
 from frontend.surfaces.open_inference.answers import check_wanted, write_answer
-from frontend.surfaces.open_inference.bodies import Inference, read_inference
+from frontend.surfaces.open_inference.bodies import Inference, check_load, read_inference
 from frontend.surfaces.open_inference.signatures import Signature, signature_of
 from shared.errors import Code, InvalidInput, RequestError, UnknownModel
 from shared.json_text import dump_json
@@ -113,11 +113,21 @@ class OpenInferenceSurface(Surface):
     async def _load(self, exchange: Exchange, body: bytes) -> int:
         exchange.choose_model(exchange.scope["path_params"]["name"])
         action = exchange.scope["path"].rpartition("/")[2]
-        raise RequestError(
-            f"{action} is not supported: the models of this service are those of its configuration, which loads them "
-            "when it starts and replaces them when they fail; change the configuration, and restart",
-            code=Code.BAD_REQUEST,
-        )
+        if not self.services.admin_keys.knows(exchange.headers):
+            raise RequestError(
+                f"{action} is not supported: the models of this service are those of its configuration, which loads "
+                "them when it starts and replaces them when they fail; change the configuration, and restart, or send "
+                "one of http.admin_keys",
+                code=Code.BAD_REQUEST,
+            )
+        check_load(body)
+        managed = await exchange.manage(action)
+        if managed is None:
+            raise RequestError(
+                f"the {action} goes on, beyond the deadline of this request", code=Code.DEADLINE_EXCEEDED
+            )
+        told = b"" if managed.outcome == "done" else errors.body(managed.text)
+        return await exchange.respond(MANAGED_STATUS[managed.outcome], [JSON], told)
 
     # --- what there is, and how it is ---
 
