@@ -38,6 +38,7 @@ from frontend.responses import (
     status_of,
 )
 from frontend.services import Services
+from frontend.visits import Visit
 from shared.errors import Code, RequestError, UnknownModel
 from shared.logs import log_event
 
@@ -118,6 +119,8 @@ class Exchange:
         self.body_bytes = 0
         self.body_complete = False
         self.response_started = False
+        # What is to be told of it; None where nothing is.
+        self.visit: Visit | None = None
         self._receive = receive
         self._send = send
 
@@ -154,10 +157,11 @@ class Exchange:
             RequestError: as `ModelClient.predict`.
             ClientGone: nobody waits for the answer; the model server knows.
         """
+        asked_ns = self._asked_ns()
         call = self.services.client.submit(self.model, inputs, parameters, **self._options())
         with self._watch(call) as watch:
             try:
-                return await call
+                return self._answered(await call, asked_ns)
             except RequestError:
                 watch.raise_if_gone()
                 raise
@@ -173,11 +177,12 @@ class Exchange:
         """
         calls: list[Call] = []
         whole = Calls(calls)
+        asked_ns = self._asked_ns()
         with self._watch(whole) as watch:
             try:
                 for inputs, parameters in questions:
                     calls.append(self.services.client.submit(self.model, inputs, parameters, **self._options()))
-                return await whole
+                return self._answered(await whole, asked_ns)
             except RequestError as error:
                 watch.raise_if_gone()
                 if (number := whole.number_of(error)) is not None:
@@ -215,6 +220,7 @@ class Exchange:
 
     async def _send_events(self, call: Streamed[Piece, End], events: EventFormat[Piece, End]) -> int:
         status = 200
+        asked_ns = self._asked_ns()
         with self._watch(call) as watch:
             try:
                 await call.arrived(KEEP_ALIVE_S)
@@ -230,12 +236,14 @@ class Exchange:
                             await self._send_part(b"".join(map(events.piece, pieces)))
                     else:
                         await self._send_part(KEEP_ALIVE)
-                await self._send_part(events.end(call.final_answer()))
+                await self._send_part(events.end(self._answered(call.final_answer(), asked_ns)))
             except RequestError as error:
                 watch.raise_if_gone()
                 if not self.response_started:
                     raise
                 status = self.status_of(error)
+                if self.visit is not None:
+                    self.visit.error = error.code
                 await self._send_part(events.error(error))
             except asyncio.CancelledError:
                 if not self.response_started:
@@ -246,6 +254,14 @@ class Exchange:
                 call.abandon()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         return status
+
+    def _asked_ns(self) -> int:
+        return 0 if self.visit is None else time.time_ns()
+
+    def _answered(self, answer: End, asked_ns: int) -> End:
+        if self.visit is not None and isinstance(answer, (Answer, list)):
+            self.visit.answered(answer, asked_ns)
+        return answer
 
     def _watch(self, call: Abandonable) -> DisconnectWatch:
         return DisconnectWatch(self._receive, call, self.services.client.stop_holding)
@@ -296,7 +312,7 @@ class Exchange:
             "timeout_s": max(0.0, self.deadline_s - asyncio.get_running_loop().time()),
             "priority": self.priority,
             "request_id": self.request_id,
-            "traceparent": guards.traceparent(self.headers),
+            "traceparent": guards.traceparent(self.headers) if self.visit is None else self.visit.traceparent,
         }
 
 
@@ -409,12 +425,17 @@ class HotRoute:
         exchange = Exchange(self._services, scope, receive, send, self._surface.status_of)
         metrics = self._services.metrics
         metrics.request_began()
+        visits = self._services.visits
+        if visits is not None:
+            exchange.visit = visits.begin(scope, self._label, exchange.request_id, exchange.headers)
         status = CLIENT_CLOSED_REQUEST
         try:
             status = await self._answer(exchange)
         finally:
             duration_s = time.perf_counter() - began_s
             metrics.request_ended(exchange.model, self._label, status, duration_s, exchange.body_bytes)
+            if visits is not None and exchange.visit is not None:
+                visits.end(exchange.visit, exchange.model, status, duration_s, exchange.body_bytes)
 
     async def _answer(self, exchange: Exchange) -> int:
         try:
@@ -436,6 +457,8 @@ class HotRoute:
 
     async def _refuse(self, exchange: Exchange, error: RequestError) -> int:
         status = self._surface.status_of(error)
+        if exchange.visit is not None:
+            exchange.visit.error = error.code
         if exchange.response_started:
             # Too late for another status; the server closes the connection on a response without an end.
             return status

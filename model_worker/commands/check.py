@@ -81,6 +81,8 @@ def examine(flags: Flags) -> Iterator[Finding]:
         return
     yield Finding("configuration", Outcome.OK, f"valid; {counted(len(config.models), 'model', 'models')}")
     yield _attempt("packages", lambda: checks.check_packages(config))
+    if config.http.routers:
+        yield _attempt("routers", lambda: checks.check_routers(config))
     yield _attempt("run directory", lambda: checks.check_run_directory(config))
     yield _attempt("port", lambda: checks.check_port(config))
     if config.http.host not in ("127.0.0.1", "localhost", "::1") and not config.http.api_keys:
