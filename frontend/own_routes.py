@@ -206,7 +206,8 @@ class _Response:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message = {**message, "headers": [*message["headers"], (b"x-request-id", self.request_id.encode())]}
+            others = [header for header in message.get("headers", ()) if header[0].lower() != b"x-request-id"]
+            message = {**message, "headers": [*others, (b"x-request-id", self.request_id.encode())]}
         await self._send(message)
 
 
