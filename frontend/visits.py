@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -59,10 +60,10 @@ class Visit:
     error: str = ""
     """The code that the request was refused with."""
 
-    def answered(self, answers: Answer | list[Answer], asked_ns: int) -> None:
+    def answered(self, answers: Sequence[Answer], asked_ns: int) -> None:
         """Notes what models have answered; several that were asked at once have come as one."""
         now_ns = time.time_ns()
-        for answer in answers if isinstance(answers, list) else [answers]:
+        for answer in answers:
             self.asked.append(Asked(answer, asked_ns, now_ns))
 
     @property

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fronts import Front
-from tests.stub_broker import StubBroker
+from tests.stub_broker import Answer, Piece, Request, Step, StubBroker
 from tests.topology import ROOT
 
 DIRECTORY = ROOT / "docs" / "monitoring"
@@ -29,15 +29,21 @@ promtool = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def exposed() -> dict[str, set[str]]:
     """The labels of each series that a scrape shows."""
-    with Front() as front, StubBroker(front.run_dir):
+    with Front() as front, StubBroker(front.run_dir, behave=generate) as broker:
         front.wait_ready()
-        assert front.ask("x").status_code == 200
+        assert front.post("/models/echo", json={"inputs": "x", "stream": True}).status_code == 200
+        assert broker.requests
         text = front.get("/metrics").text
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
     return labels
+
+
+def generate(request: Request) -> list[Step]:
+    told = {"generated_text": "ab", "prompt_tokens": 3, "generated_tokens": 2}
+    return [*(Piece(value={"text": text}, index=index) for index, text in enumerate("ab")), Answer(value=told)]
 
 
 def panels() -> list[dict[str, Any]]:
@@ -71,6 +77,21 @@ def test_every_name_and_label_is_one_that_a_scrape_shows(exposed: dict[str, set[
         grouped = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")}
         assert grouped <= allowed, f"{place}: by {grouped}"
         assert set(shown) <= (grouped or allowed), f"{place}: {shown}"
+
+
+def test_tokens_and_the_wait_for_the_first_are_counted() -> None:
+    with Front() as front, StubBroker(front.run_dir, behave=generate) as broker:
+        front.wait_ready()
+        for stream in (True, True, False):
+            assert front.post("/models/echo", json={"inputs": "x", "stream": stream}).status_code == 200
+            # Whole answers have no pieces.
+            broker.answer_with(Answer(value={"prompt_tokens": 10, "generated_tokens": 20}))
+        broker.answer_with(Answer(value={"prompt_tokens": "many"}))
+        assert front.ask("x").status_code == 200
+        text = front.get("/metrics").text
+    assert 'headwaiter_tokens_total{direction="in",model="echo"} 23.0' in text
+    assert 'headwaiter_tokens_total{direction="out",model="echo"} 42.0' in text
+    assert 'headwaiter_time_to_first_token_seconds_count{model="echo"} 1.0' in text
 
 
 def test_the_document_tells_of_every_family(exposed: dict[str, set[str]]) -> None:

@@ -63,7 +63,7 @@ def visited(started: Tracing, headers: dict[bytes, bytes], status: int = 200, **
     visits = Visits(log_requests=False, spans=FrontSpans(started))
     visit = visits.begin(SCOPE, "/models/{name}", "an id", headers)
     if answers:
-        visit.answered(Answer(1, Timings(**answers), "m/0", 2), asked_ns=1)
+        visit.answered([Answer(1, Timings(**answers), "m/0", 2)], asked_ns=1)
     visits.end(visit, "m", status, 0.5, 10)
     return visit
 

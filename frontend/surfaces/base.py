@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, cast
 
 from fastapi import APIRouter
 from starlette.routing import Route
@@ -111,6 +111,8 @@ class Exchange:
         self.status_of = status_of
         self.headers: Headers = dict(scope["headers"])
         self.request_id = guards.request_id(self.headers)
+        # uvloop's clock, which deadlines use, stands still within one turn of the loop and counts whole milliseconds.
+        self.began_s = time.perf_counter()
         self.started_s = asyncio.get_running_loop().time()
         self.deadline_s = self.started_s
         self.priority = 0
@@ -219,7 +221,7 @@ class Exchange:
         return await self._send_events(StreamCalls(calls, asyncio.get_running_loop()), events)
 
     async def _send_events(self, call: Streamed[Piece, End], events: EventFormat[Piece, End]) -> int:
-        status = 200
+        status, has_begun = 200, False
         asked_ns = self._asked_ns()
         with self._watch(call) as watch:
             try:
@@ -233,6 +235,9 @@ class Exchange:
                         call.raise_if_broken()
                         # Those that a slow reader finds waiting go in one write.
                         if pieces := call.take():
+                            if not has_begun:
+                                has_begun = True
+                                self.services.metrics.stream_began(self.model, time.perf_counter() - self.began_s)
                             await self._send_part(b"".join(map(events.piece, pieces)))
                     else:
                         await self._send_part(KEEP_ALIVE)
@@ -259,9 +264,21 @@ class Exchange:
         return 0 if self.visit is None else time.time_ns()
 
     def _answered(self, answer: End, asked_ns: int) -> End:
-        if self.visit is not None and isinstance(answer, (Answer, list)):
-            self.visit.answered(answer, asked_ns)
+        """Counts what the answers tell of themselves, and notes when they came; returns them."""
+        answers: list[Answer] = answer if isinstance(answer, list) else [cast(Answer, answer)]
+        for each in answers:
+            value = each.value
+            if type(value) is dict and "prompt_tokens" in value:
+                self._count_tokens(value)
+        if self.visit is not None:
+            self.visit.answered(answers, asked_ns)
         return answer
+
+    def _count_tokens(self, value: dict[str, object]) -> None:
+        prompt, generated = value["prompt_tokens"], value.get("generated_tokens", 0)
+        # A class of the user's own may mean something else by these names.
+        if type(prompt) is int and type(generated) is int and prompt >= 0 and generated >= 0:
+            self.services.metrics.tokens_told(self.model, prompt, generated)
 
     def _watch(self, call: Abandonable) -> DisconnectWatch:
         return DisconnectWatch(self._receive, call, self.services.client.stop_holding)
@@ -420,8 +437,6 @@ class HotRoute:
         self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # uvloop's clock, which deadlines use, stands still within one turn of the loop and counts whole milliseconds.
-        began_s = time.perf_counter()
         exchange = Exchange(self._services, scope, receive, send, self._surface.status_of)
         metrics = self._services.metrics
         metrics.request_began()
@@ -432,7 +447,7 @@ class HotRoute:
         try:
             status = await self._answer(exchange)
         finally:
-            duration_s = time.perf_counter() - began_s
+            duration_s = time.perf_counter() - exchange.began_s
             metrics.request_ended(exchange.model, self._label, status, duration_s, exchange.body_bytes)
             if visits is not None and exchange.visit is not None:
                 visits.end(exchange.visit, exchange.model, status, duration_s, exchange.body_bytes)

@@ -58,7 +58,8 @@ def heard_bars(on_progress: OnProgress) -> Iterator[None]:
     """While entered, no bar that is made is drawn, and `on_progress` is called when one moves."""
     ear = _Ear(on_progress)
     bars = tqdm.std.tqdm
-    before = bars.__init__, bars.update, bars.__iter__
+    # As they stand in the class: one of them makes a new function whenever it is looked up.
+    before = {name: vars(bars)[name] for name in ("__init__", "update", "__iter__")}
 
     def make(bar: Any, *positional: Any, **keywords: Any) -> None:
         _DRAWN_INIT(bar, *positional, **{**keywords, "disable": True})
@@ -76,4 +77,5 @@ def heard_bars(on_progress: OnProgress) -> Iterator[None]:
     try:
         yield
     finally:
-        bars.__init__, bars.update, bars.__iter__ = before
+        for name, method in before.items():
+            setattr(bars, name, method)

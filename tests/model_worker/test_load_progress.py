@@ -10,10 +10,11 @@ import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tqdm.std
-from huggingface_hub.utils.tqdm import tqdm as hub_bar
+from huggingface_hub import utils
 from transformers.utils import logging as transformers_logging
 
 from model_worker.runtimes.loading import quiet_libraries
@@ -21,6 +22,7 @@ from tests import tiny_models
 from tests.local_hub import local_hub
 from tests.topology import ROOT
 
+hub_bar: Any = utils.tqdm  # it has no annotations
 Heard = list[tuple[bool, float]]
 
 
@@ -28,10 +30,10 @@ Heard = list[tuple[bool, float]]
 def heard(capfd: pytest.CaptureFixture[str]) -> Iterator[Heard]:
     """What is told inside; afterwards nothing was drawn, and bars are what they were."""
     moves: Heard = []
-    before = tqdm.std.tqdm.__init__, tqdm.std.tqdm.update, tqdm.std.tqdm.__iter__
+    before = dict(vars(tqdm.std.tqdm))
     with quiet_libraries(on_progress=lambda is_download, fraction: moves.append((is_download, fraction))):
         yield moves
-    assert (tqdm.std.tqdm.__init__, tqdm.std.tqdm.update, tqdm.std.tqdm.__iter__) == before
+    assert all(vars(tqdm.std.tqdm)[name] is before[name] for name in ("__init__", "update", "__iter__"))
     assert capfd.readouterr() == ("", "")
 
 
