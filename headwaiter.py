@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from frontend.blocking import BlockingModelClient as BlockingModelClient
     from frontend.client import ModelClient as ModelClient
+    from frontend.dependency import headwaiter_client as headwaiter_client
     from frontend.responses import status_of as status_of
     from model_worker.runtimes.base import Model as Model
     from model_worker.runtimes.base import Progress as Progress
@@ -31,6 +32,7 @@ __all__ = [
     "ModelClient",
     "Progress",
     "RequestError",
+    "headwaiter_client",
     "status_of",
 ]
 
@@ -43,6 +45,7 @@ _HOMES = {
     "Progress": "model_worker.runtimes.base",
     "ModelClient": "frontend.client",
     "BlockingModelClient": "frontend.blocking",
+    "headwaiter_client": "frontend.dependency",
 }
 _PACKAGES = ("shared", "frontend", "model_worker")
 # EX_CONFIG; written out here, because the module that names it may be the one that is shadowed.

@@ -11,8 +11,10 @@ import logging
 import math
 import os
 import socket
+import subprocess
 import sys
 from enum import IntEnum
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     from shared.errors import ConfigurationError
     from shared.processes import open_standard_streams, raise_open_files_limit, stop_with_parent
     from shared.sockets import RunDirectory
+    from shared.tracing import check_tracing
 
     open_standard_streams()
     flags = _parser().parse_args(arguments)
@@ -62,6 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
             os.environ[CONFIG_FILE_VARIABLE] = str(working_directory() / flags.config)
         config = Config.load(flags={("http", flag): f"--{flag}" for flag in given})
         RunDirectory(config.run_directory).prepare()
+        check_tracing(config.tracing.enabled)
+        check_own_routes(config)
     except ConfigurationError as error:
         print(f"headwaiter: {error}", file=sys.stderr)
         return ExitCode.CONFIGURATION
@@ -96,6 +101,25 @@ def _parser() -> argparse.ArgumentParser:
         "--exit-with-parent", type=int, metavar="PID", help="stop when PID, which started this process, ends"
     )
     return parser
+
+
+def check_own_routes(config: Config) -> None:
+    """Finds out in another process whether the workers will be able to serve the user's own routers: what those import
+    is not for the master, which would keep it for ever.
+
+    Raises:
+        ConfigurationError: they will not.
+    """
+    from shared.errors import ConfigurationError
+
+    if not config.http.routers:
+        return
+    safe_path = ["-P"] if sys.flags.safe_path else []
+    command = [sys.executable, *safe_path, "-m", "frontend.check"]
+    checked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if checked.returncode != ExitCode.OK:
+        said = checked.stderr.strip().splitlines() or [f"the check ended with {checked.returncode}"]
+        raise ConfigurationError(said[-1].removeprefix("headwaiter: "))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -145,7 +169,6 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
     from frontend.limits import backlog
     from shared import logs
 
-    packages = Path(__file__).resolve().parents[1]
     return uvicorn.Config(
         "frontend.app:app",
         loop="uvloop",
@@ -156,7 +179,7 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
         backlog=backlog(),
         reload=config.http.reload,
         # Never the model workers' source: models stay loaded.
-        reload_dirs=[str(packages / "frontend"), str(packages / "shared")] if config.http.reload else None,
+        reload_dirs=_source_directories(config) if config.http.reload else None,
         log_config=logs.log_config(config.logging.level, config.logging.format, program="frontend"),
         access_log=config.logging.level == "debug",
         # Nothing but the access log asks where a request comes from.
@@ -166,6 +189,17 @@ def uvicorn_settings(config: Config) -> uvicorn.Config:
         timeout_graceful_shutdown=math.ceil(config.http.grace_s),
         timeout_worker_healthcheck=WORKER_HEALTH_CHECK_S,
     )
+
+
+def _source_directories(config: Config) -> list[str]:
+    packages = Path(__file__).resolve().parents[1]
+    found = [str(packages / "frontend"), str(packages / "shared")]
+    for router in config.http.routers:
+        top = router.partition(":")[0].partition(".")[0]
+        spec = PathFinder.find_spec(top, [*sys.path, *map(str, config.python_path)])
+        if spec is not None and spec.origin is not None:
+            found.append(str(Path(spec.origin).parent))
+    return found
 
 
 def _run_workers(settings: uvicorn.Config, listener: socket.socket) -> int:

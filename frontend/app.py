@@ -24,17 +24,21 @@ from frontend import openapi
 from frontend.catalogue import CatalogueRoutes
 from frontend.client import PENDING_BYTES_MAX, ModelClient
 from frontend.dashboard.routes import DashboardRoutes
+from frontend.dependency import STATE_NAME
 from frontend.guards import AdminKeyRing, BodyReader, KeyRing
 from frontend.health import HealthRoutes
 from frontend.metrics import FrontMetrics
+from frontend.own_routes import OwnRoutes, load_routers
 from frontend.refusals import Refusals
 from frontend.services import Services
 from frontend.surfaces.registry import load_surfaces
+from frontend.visits import Visits
 from shared import logs
 from shared.config import Config
 from shared.errors import ConfigurationError
 from shared.logs import log_event
 from shared.sockets import RunDirectory
+from shared.tracing import start as start_tracing
 from shared.version import VERSION
 
 logger = logging.getLogger("frontend")
@@ -49,6 +53,8 @@ FOUND_MAX = 1024
 FIRST_WORD_S = 3.0
 
 if TYPE_CHECKING:
+    from frontend.spans import FrontSpans
+
     app: FastAPI
 
 
@@ -56,14 +62,16 @@ def create_app(config: Config | None = None) -> FastAPI:
     """A front worker's application. Its model server need not run.
 
     Raises:
-        ConfigurationError: the configuration, or the run directory, cannot be used.
+        ConfigurationError: the configuration, the run directory, or a router of the user's cannot be used.
     """
     config = config or Config.load()
+    routers = load_routers(config)
     run_directory = RunDirectory(config.run_directory)
     run_directory.prepare()
     api_keys, admin_keys = (
         [key.get_secret_value() for key in keys] for keys in (config.http.api_keys, config.http.admin_keys)
     )
+    spans = _spans() if config.tracing.enabled else None
     services = Services(
         config=config,
         client=ModelClient(config, is_front_worker=True),
@@ -72,19 +80,24 @@ def create_app(config: Config | None = None) -> FastAPI:
         keys=KeyRing([*api_keys, *admin_keys] if api_keys else []),
         admin_keys=AdminKeyRing(admin_keys),
         bodies=BodyReader(body_bytes_max=config.http.body_bytes_max, total_bytes_max=PENDING_BYTES_MAX),
+        visits=Visits(log_requests=config.logging.requests, spans=spans) if spans or config.logging.requests else None,
     )
 
+    own_routes = OwnRoutes(services, routers)
+
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
         _stop_with_master()
-        async with services.client:
+        async with services.client, own_routes.container.lifespan_context(app) as state:
             # So that probes which meet a new worker find it informed; the server need not be there.
             if run_directory.has_server:
                 await services.client.wait_for_server(FIRST_WORD_S)
             log_event(logger, "info", "front_started", pid=os.getpid(), run_dir=str(run_directory.path))
             keeping = asyncio.create_task(_keep(services.metrics))
-            yield
+            yield state
             keeping.cancel()
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
         services.metrics.close()
 
     surfaces = load_surfaces(services)
@@ -104,8 +117,19 @@ def create_app(config: Config | None = None) -> FastAPI:
     application.include_router(CatalogueRoutes(services).router())
     application.include_router(HealthRoutes(services).router())
     application.include_router(DashboardRoutes(services).router())
-    openapi.describe(application, surfaces)
+    own_routes.refuse_collisions(application.router.routes)
+    application.router.routes.append(own_routes)
+    setattr(application.state, STATE_NAME, services.client)
+    openapi.describe(application, surfaces, own_routes, secured=bool(config.http.api_keys))
     return application
+
+
+def _spans() -> FrontSpans:
+    """Imported here: a front that does not trace loads nothing for it."""
+    tracing = start_tracing(f"front-{os.getpid()}")
+    from frontend.spans import FrontSpans
+
+    return FrontSpans(tracing)
 
 
 class _Application(FastAPI):

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Self, TypedDict, Unpack
 
+from frontend import circumstances
 from frontend.calls import Call, Order, StreamCall
 from frontend.connection import Connection
 from frontend.link import Aftermath
@@ -62,7 +63,8 @@ OPERATION = "predict"
 
 
 class RequestOptions(TypedDict, total=False):
-    """What may be said about a request beside its inputs and parameters."""
+    """What may be said about a request beside its inputs and parameters. In an own route of a front worker, the
+    defaults are what its caller has said in headers."""
 
     timeout_s: float | None
     """The whole time to wait, in seconds, at most a day. Default: `request_timeout_s` of the configuration."""
@@ -297,9 +299,10 @@ class ModelClient:
             batch_key = _batch_key(sorted_parameters)
         except Unserialisable as error:
             raise RequestError(_in_callers_words(error.message), code=Code.INVALID_INPUT) from None
+        around = circumstances.present()
         timeout_s = options.get("timeout_s")
         if timeout_s is None:
-            timeout_s = self._timeout_s
+            timeout_s = self._timeout_s if around is None else max(0.0, around.deadline_s - loop.time())
         elif math.isnan(timeout_s):
             raise RequestError("timeout_s is not a number: give seconds, or None", code=Code.INVALID_INPUT)
         deadline_s = loop.time() + min(timeout_s, TIMEOUT_S_MAX)
@@ -308,11 +311,11 @@ class ModelClient:
             model=model,
             operation=OPERATION,
             batch_key=batch_key,
-            priority=options.get("priority", 0),
+            priority=options.get("priority", 0 if around is None else around.priority),
             stream=isinstance(call, StreamCall),
             retryable=True,
-            request_id=options.get("request_id") or call.id.hex(),
-            traceparent=options.get("traceparent", ""),
+            request_id=options.get("request_id") or (call.id.hex() if around is None else around.request_id),
+            traceparent=options.get("traceparent", "" if around is None else around.traceparent),
             payload=tuple(payload),
             body_bytes=sum(memoryview(frame).nbytes for frame in payload),
             deadline_s=deadline_s,

@@ -95,6 +95,19 @@ class FrontMetrics:
             ("model", "route"),
             registry=None,
         )
+        self._tokens = Counter(
+            "headwaiter_tokens",
+            "Tokens of answers that tell them: of their prompts (in), and made for them (out).",
+            ("model", "direction"),
+            registry=None,
+        )
+        self._first_piece_seconds = Histogram(
+            "headwaiter_time_to_first_token_seconds",
+            "Time from the first header of a request that streams to the first piece of its answer.",
+            ("model",),
+            buckets=SECONDS_BUCKETS,
+            registry=None,
+        )
         self._inflight = Gauge(
             "headwaiter_inflight_requests",
             "Requests that have begun and not ended, in all front workers.",
@@ -105,6 +118,8 @@ class FrontMetrics:
         self._requests_of = cache(self._requests.labels)
         self._seconds_of = cache(self._seconds.labels)
         self._body_bytes_of = cache(self._body_bytes.labels)
+        self._tokens_of = cache(self._tokens.labels)
+        self._first_piece_seconds_of = cache(self._first_piece_seconds.labels)
         # Whether the log says already that they cannot be put back.
         self._are_files_lost = False
         # Whether the log says already that something new could not be counted.
@@ -151,12 +166,30 @@ class FrontMetrics:
             self._seconds_of(model, route).observe(duration_s)
             self._body_bytes_of(model, route).inc(body_bytes)
         except OSError as error:
-            # Only what was never counted before needs room. Its request was answered all the same.
-            if not self._is_full:
-                remedy = "make room there; /metrics lacks some requests until then"
-                fields = {"directory": str(self._directory), "reason": error.strerror, "remedy": remedy}
-                log_event(logger, "error", "metrics_full", **fields)
-            self._is_full = True
+            self._tell_full(error)
+
+    def stream_began(self, model: str, waited_s: float) -> None:
+        """The first piece of a streamed answer is there."""
+        try:
+            self._first_piece_seconds_of(model).observe(waited_s)
+        except OSError as error:
+            self._tell_full(error)
+
+    def tokens_told(self, model: str, prompt_tokens: int, generated_tokens: int) -> None:
+        """An answer has told how many tokens it has taken."""
+        try:
+            self._tokens_of(model, "in").inc(prompt_tokens)
+            self._tokens_of(model, "out").inc(generated_tokens)
+        except OSError as error:
+            self._tell_full(error)
+
+    def _tell_full(self, error: OSError) -> None:
+        """Only what was never counted before needs room. Its request was answered all the same."""
+        if not self._is_full:
+            remedy = "make room there; /metrics lacks some requests until then"
+            fields = {"directory": str(self._directory), "reason": error.strerror, "remedy": remedy}
+            log_event(logger, "error", "metrics_full", **fields)
+        self._is_full = True
 
     def families(self) -> list[Metric]:
         """The totals of all workers at this moment; nothing while the files are gone. Reads a few small files, and may

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -16,6 +16,9 @@ from fastapi.openapi.utils import get_openapi
 from frontend.responses import status_of
 from frontend.surfaces.base import Surface
 from shared.errors import Code, RequestError, UnknownModel
+
+if TYPE_CHECKING:
+    from frontend.own_routes import OwnRoutes
 
 HEADERS: list[dict[str, Any]] = [
     {
@@ -115,17 +118,21 @@ def error_responses(schema: dict[str, Any], body_of: Callable[[RequestError], by
     }
 
 
-def describe(app: FastAPI, surfaces: Iterable[Surface]) -> None:
-    """Makes `app.openapi()` cover the surfaces' routes as well."""
+def describe(app: FastAPI, surfaces: Iterable[Surface], own_routes: OwnRoutes, *, secured: bool) -> None:
+    """Makes `app.openapi()` cover the surfaces' routes, and those of the user's own, as well."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            routes = [*app.routes, *own_routes.container.routes]
+            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=routes)
             ours = {path: item for surface in surfaces for path, item in surface.openapi_paths().items()}
             # One path may have operations of both.
             schema["paths"] = {
                 path: ours.get(path, {}) | schema["paths"].get(path, {}) for path in [*ours, *schema["paths"]]
             }
+            for entry in own_routes.entries if secured else ():
+                for operation in schema["paths"].get(entry.described_as, {}).values():
+                    operation["security"] = [{"bearer": []}]
             schema.setdefault("components", {})["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
             app.openapi_schema = schema
         return app.openapi_schema

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from frontend.guards import AdminKeyRing, BodyReader, KeyRing
 from frontend.metrics import FrontMetrics
+from frontend.visits import Visits
 from shared.config import Config
 
 if TYPE_CHECKING:
@@ -24,3 +25,5 @@ class Services:
     keys: KeyRing
     admin_keys: AdminKeyRing
     bodies: BodyReader
+    visits: Visits | None = None
+    """None where neither a line in the log nor spans are wanted."""

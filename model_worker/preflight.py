@@ -19,6 +19,7 @@ from model_worker.units import CPU, cuda_units
 from shared.config import Config, ModelConfig
 from shared.errors import ConfigurationError
 from shared.messages import DeviceState
+from shared.tracing import check_tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class Preflight:
             max_batch_cost=model.max_batch_cost,
             log_level=self.config.logging.level,
             log_format=self.config.logging.format,
+            tracing=self.config.tracing.enabled,
         )
 
 
@@ -121,6 +123,7 @@ def draft(
     """
     if not config.models:
         raise ConfigurationError("no model is configured: add a [[models]] entry", keys=("model",))
+    check_tracing(config.tracing.enabled)
     config = config.model_copy(update={"models": tuple(with_task(config, model) for model in config.models)})
     inventory = inventory or take_inventory()
     slots = plan(config, inventory, os.environ if environment is None else environment)

@@ -54,3 +54,5 @@ class ReplicaSpec:
     """Padded units of one forward; 0: the runtime's own choice."""
     log_level: Level = "info"
     log_format: Format = "console"
+    tracing: bool = False
+    """Whether the process sends spans of its batches."""

@@ -88,7 +88,11 @@ class HttpConfig(_Section):
     grace_s: float = Field(30.0, ge=0, le=600)
     """How long a stopping front worker lets its open requests finish, in seconds."""
     reload: bool = False
-    """Restart the front workers when the source of `frontend/` or `shared/` changes, for development. Models stay."""
+    """Restart the front workers when the source of `frontend/`, of `shared/` or of your own routers changes, for
+    development. Models stay."""
+    routers: tuple[str, ...] = ()
+    """Routes of your own, as `my_module:router`: FastAPI routers that the front workers serve beside headwaiter's own
+    routes. They are looked for along `python_path`."""
 
     @field_validator("api_keys", "admin_keys")
     @classmethod
@@ -100,6 +104,17 @@ class HttpConfig(_Section):
                     "keys are made of ASCII letters, digits and signs, without spaces"
                 )
         return keys
+
+    @field_validator("routers")
+    @classmethod
+    def _check_routers(cls, routers: tuple[str, ...]) -> tuple[str, ...]:
+        for router in routers:
+            module, _, attribute = router.partition(":")
+            if not (attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+                raise ValueError(f"{router!r} is not of the form my_module:router")
+            if routers.count(router) > 1:
+                raise ValueError(f"names {router!r} {routers.count(router)} times: name each router once")
+        return routers
 
     @model_validator(mode="after")
     def _check_admin_keys(self) -> Self:
@@ -149,6 +164,15 @@ class LoggingConfig(_Section):
     kept_bytes_max: int = Field(16 * 2**20, ge=0, le=2**40)
     """How much of what the programs write `headwaiter serve` keeps in the run directory, for `headwaiter logs`, in
     bytes; the older half goes when that is full. 0: nothing is kept."""
+    requests: bool = False
+    """One line for each request that ends: its id, model, slot, status and where its time went. Never its inputs."""
+
+
+class TracingConfig(_Section):
+    """OpenTelemetry. Where the spans go, and which, is what the standard `OTEL_…` variables say."""
+
+    enabled: bool = False
+    """Send a span for each request, its wait and its forward, and one for each batch. Takes `headwaiter[tracing]`."""
 
 
 class ModelConfig(_Section):
@@ -272,11 +296,12 @@ class Config(BaseSettings):
     """Directory of the sockets, the lock and the logs' pid files (mode 0700). Default: `headwaiter-NAME` below
     `$XDG_RUNTIME_DIR`, or below `/tmp/headwaiter-UID`. Relative as `model` is."""
     python_path: tuple[Path, ...] = ()
-    """Directories to import your own classes from, after everything installed. Relative as `model` is. Default: where
-    relative paths of `model` start."""
+    """Directories to import your own classes and routers from, after everything installed. Relative as `model` is.
+    Default: where relative paths of `model` start."""
     http: HttpConfig = HttpConfig()
     server: ServerConfig = ServerConfig()
     logging: LoggingConfig = LoggingConfig()
+    tracing: TracingConfig = TracingConfig()
     models: tuple[ModelConfig, ...] = ()
 
     # Where relative paths of `model` start.

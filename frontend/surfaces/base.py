@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, cast
 
 from fastapi import APIRouter
 from starlette.routing import Route
@@ -38,6 +38,7 @@ from frontend.responses import (
     status_of,
 )
 from frontend.services import Services
+from frontend.visits import Visit
 from shared.errors import Code, RequestError, UnknownModel
 from shared.logs import log_event
 from shared.messages import Managed
@@ -114,6 +115,8 @@ class Exchange:
         self.status_of = status_of
         self.headers: Headers = dict(scope["headers"])
         self.request_id = guards.request_id(self.headers)
+        # uvloop's clock, which deadlines use, stands still within one turn of the loop and counts whole milliseconds.
+        self.began_s = time.perf_counter()
         self.started_s = asyncio.get_running_loop().time()
         self.deadline_s = self.started_s
         self.priority = 0
@@ -122,6 +125,8 @@ class Exchange:
         self.body_bytes = 0
         self.body_complete = False
         self.response_started = False
+        # What is to be told of it; None where nothing is.
+        self.visit: Visit | None = None
         self._receive = receive
         self._send = send
 
@@ -158,10 +163,11 @@ class Exchange:
             RequestError: as `ModelClient.predict`.
             ClientGone: nobody waits for the answer; the model server knows.
         """
+        asked_ns = self._asked_ns()
         call = self.services.client.submit(self.model, inputs, parameters, **self._options())
         with self._watch(call) as watch:
             try:
-                return await call
+                return self._answered(await call, asked_ns)
             except RequestError:
                 watch.raise_if_gone()
                 raise
@@ -177,11 +183,12 @@ class Exchange:
         """
         calls: list[Call] = []
         whole = Calls(calls)
+        asked_ns = self._asked_ns()
         with self._watch(whole) as watch:
             try:
                 for inputs, parameters in questions:
                     calls.append(self.services.client.submit(self.model, inputs, parameters, **self._options()))
-                return await whole
+                return self._answered(await whole, asked_ns)
             except RequestError as error:
                 watch.raise_if_gone()
                 if (number := whole.number_of(error)) is not None:
@@ -218,7 +225,8 @@ class Exchange:
         return await self._send_events(StreamCalls(calls, asyncio.get_running_loop()), events)
 
     async def _send_events(self, call: Streamed[Piece, End], events: EventFormat[Piece, End]) -> int:
-        status = 200
+        status, has_begun = 200, False
+        asked_ns = self._asked_ns()
         with self._watch(call) as watch:
             try:
                 await call.arrived(KEEP_ALIVE_S)
@@ -231,15 +239,20 @@ class Exchange:
                         call.raise_if_broken()
                         # Those that a slow reader finds waiting go in one write.
                         if pieces := call.take():
+                            if not has_begun:
+                                has_begun = True
+                                self.services.metrics.stream_began(self.model, time.perf_counter() - self.began_s)
                             await self._send_part(b"".join(map(events.piece, pieces)))
                     else:
                         await self._send_part(KEEP_ALIVE)
-                await self._send_part(events.end(call.final_answer()))
+                await self._send_part(events.end(self._answered(call.final_answer(), asked_ns)))
             except RequestError as error:
                 watch.raise_if_gone()
                 if not self.response_started:
                     raise
                 status = self.status_of(error)
+                if self.visit is not None:
+                    self.visit.error = error.code
                 await self._send_part(events.error(error))
             except asyncio.CancelledError:
                 if not self.response_started:
@@ -277,6 +290,26 @@ class Exchange:
         fields = {"action": action, "model": self.model, "replicas": replicas, "outcome": outcome, "text": text}
         log_event(logger, "info", "managed", request_id=self.request_id, **fields)
         return managed
+
+    def _asked_ns(self) -> int:
+        return 0 if self.visit is None else time.time_ns()
+
+    def _answered(self, answer: End, asked_ns: int) -> End:
+        """Counts what the answers tell of themselves, and notes when they came; returns them."""
+        answers: list[Answer] = answer if isinstance(answer, list) else [cast(Answer, answer)]
+        for each in answers:
+            value = each.value
+            if type(value) is dict and "prompt_tokens" in value:
+                self._count_tokens(value)
+        if self.visit is not None:
+            self.visit.answered(answers, asked_ns)
+        return answer
+
+    def _count_tokens(self, value: dict[str, object]) -> None:
+        prompt, generated = value["prompt_tokens"], value.get("generated_tokens", 0)
+        # A class of the user's own may mean something else by these names.
+        if type(prompt) is int and type(generated) is int and prompt >= 0 and generated >= 0:
+            self.services.metrics.tokens_told(self.model, prompt, generated)
 
     def _watch(self, call: Abandonable) -> DisconnectWatch:
         return DisconnectWatch(self._receive, call, self.services.client.stop_holding)
@@ -327,7 +360,7 @@ class Exchange:
             "timeout_s": max(0.0, self.deadline_s - asyncio.get_running_loop().time()),
             "priority": self.priority,
             "request_id": self.request_id,
-            "traceparent": guards.traceparent(self.headers),
+            "traceparent": guards.traceparent(self.headers) if self.visit is None else self.visit.traceparent,
         }
 
 
@@ -436,17 +469,20 @@ class HotRoute:
         self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # uvloop's clock, which deadlines use, stands still within one turn of the loop and counts whole milliseconds.
-        began_s = time.perf_counter()
         exchange = Exchange(self._services, scope, receive, send, self._surface.status_of, self._keys)
         metrics = self._services.metrics
         metrics.request_began()
+        visits = self._services.visits
+        if visits is not None:
+            exchange.visit = visits.begin(scope, self._label, exchange.request_id, exchange.headers)
         status = CLIENT_CLOSED_REQUEST
         try:
             status = await self._answer(exchange)
         finally:
-            duration_s = time.perf_counter() - began_s
+            duration_s = time.perf_counter() - exchange.began_s
             metrics.request_ended(exchange.model, self._label, status, duration_s, exchange.body_bytes)
+            if visits is not None and exchange.visit is not None:
+                visits.end(exchange.visit, exchange.model, status, duration_s, exchange.body_bytes)
 
     async def _answer(self, exchange: Exchange) -> int:
         try:
@@ -468,6 +504,8 @@ class HotRoute:
 
     async def _refuse(self, exchange: Exchange, error: RequestError) -> int:
         status = self._surface.status_of(error)
+        if exchange.visit is not None:
+            exchange.visit.error = error.code
         if exchange.response_started:
             # Too late for another status; the server closes the connection on a response without an end.
             return status

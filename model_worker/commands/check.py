@@ -84,6 +84,8 @@ def examine(flags: Flags) -> Iterator[Finding]:
         return
     yield Finding("configuration", Outcome.OK, f"valid; {counted(len(config.models), 'model', 'models')}")
     yield _attempt("packages", lambda: checks.check_packages(config))
+    if config.http.routers:
+        yield _attempt("routers", lambda: checks.check_routers(config))
     running = _running(config)
     yield _run_directory(config, running)
     yield _port(config, running)

@@ -15,6 +15,8 @@ import math
 import os
 import resource
 import socket
+import subprocess
+import sys
 
 import psutil
 
@@ -162,6 +164,23 @@ def check_packages(config: Config) -> str:
             f"this Python has no {' and no '.join(missing)}: install them with pip install 'headwaiter[worker]'"
         )
     return ", ".join(needed) or "no model needs torch or transformers"
+
+
+def check_routers(config: Config) -> str:
+    """Whether the front workers will be able to serve the user's own routers. These are imported in a process of their
+    own, which is a front's and not this one.
+
+    Raises:
+        ConfigurationError: they will not; in the front's own words.
+    """
+    if not config.http.routers:
+        return "none"
+    command = [sys.executable, "-P", "-m", "frontend.check"]
+    checked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if checked.returncode != 0:
+        said = checked.stderr.strip().splitlines() or [f"python -m frontend.check ended with {checked.returncode}"]
+        raise ConfigurationError(said[-1].removeprefix("headwaiter: "))
+    return ", ".join(config.http.routers)
 
 
 def _packages(model: ModelConfig) -> tuple[str, ...]:

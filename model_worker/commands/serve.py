@@ -67,6 +67,7 @@ def run_serve(flags: Flags) -> Exit:
     config = _with_definite_port(load_config(flags))
     preflight(config)
     checks.check_packages(config)
+    checks.check_routers(config)
     checks.check_port(config)
     checks.check_run_directory(config)
     checks.check_open_files()

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from model_worker.replica import accelerator, faults, returns
 from model_worker.replica.handover import Handover, Order
@@ -19,6 +20,9 @@ from model_worker.replica.host_stages import FinishStage
 from model_worker.replica.jobs import Answers, Job
 from model_worker.runtimes.base import Model
 from shared.logs import log_event
+
+if TYPE_CHECKING:
+    from model_worker.replica.spans import ReplicaSpans
 
 logger = logging.getLogger("model_worker")
 
@@ -71,12 +75,14 @@ class ForwardStage:
         finish: FinishStage,
         handover: Handover,
         progress: Progress,
+        spans: ReplicaSpans | None = None,
     ) -> None:
         self._model = model
         self._answers = answers
         self._finish = finish
         self._handover = handover
         self._progress = progress
+        self._spans = spans
         # The jobs of the present forward, by the identity of their items.
         self._present: dict[int, list[Job]] = {}
 
@@ -96,13 +102,16 @@ class ForwardStage:
 
     def _attempt(self, batch: list[Job]) -> list[list[Job]]:
         """One forward; returns what to try in its place if it failed."""
+        started_s = time.perf_counter()
         try:
             outputs = self._step(batch)
         except BaseException as error:
+            if self._spans is not None:
+                self._spans.batch(batch, started_s, time.perf_counter(), type(error).__name__)
             short_of_memory = faults.is_out_of_memory(error)
             again = self._after_failure(batch, error)
         else:
-            self._hand_over(batch, outputs)
+            self._hand_over(batch, outputs, started_s)
             return []
         if short_of_memory:
             # Only here: until the error is gone, its stack keeps the tensors of the failed forward alive.
@@ -149,7 +158,8 @@ class ForwardStage:
         log_event(logger, "warning", event, batch_size=len(batch), error=faults.describe(error))
         return again
 
-    def _hand_over(self, batch: list[Job], outputs: list[object]) -> None:
+    def _hand_over(self, batch: list[Job], outputs: list[object], started_s: float) -> None:
+        ended_s = time.perf_counter()
         whole: list[tuple[Job, object]] = []
         streams: list[Stream] = []
         for job, output in zip(batch, outputs, strict=True):
@@ -163,6 +173,9 @@ class ForwardStage:
             self._handover.put(partial(self._finish.outputs, whole))
         while streams:
             streams = self._advance(streams)
+            ended_s = time.perf_counter()
+        if self._spans is not None:
+            self._spans.batch(batch, started_s, ended_s)
         if any(job.alone for job in batch):
             # Its results touch the device once more: the next forward's faults must not be taken for its own.
             self._handover.wait_until_finished()

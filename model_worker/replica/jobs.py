@@ -41,6 +41,7 @@ class Job:
     alone: bool = False
     """The broker forbids sharing a forward: an earlier batch with this item in it ended badly."""
     request_id: str = ""
+    traceparent: str = ""
     cancelled: bool = False
     """Set by the I/O thread at any time; looked at before each stage."""
     ended: bool = False

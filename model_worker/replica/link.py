@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import zmq
@@ -67,6 +67,8 @@ class BrokerLink:
         self._leaving = threading.Lock()
         # Everything below the lock is handed over under it.
         self._lock = threading.Lock()
+        # Called on the way out of an orderly end.
+        self.before_exit: Callable[[], None] | None = None
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_awake = False
         self._is_closing = False
@@ -147,6 +149,8 @@ class BrokerLink:
             self._is_closing = True
             self.flush()
             self._thread.join(FLUSH_S)
+        if self.before_exit is not None and code is ReplicaExit.STOPPED:
+            self.before_exit()
         for stream in (sys.stdout, sys.stderr):
             # Neither a closed or full pipe of the log's must keep the process alive, nor whatever the model's code has
             # put in the stream's place.
@@ -234,6 +238,7 @@ class BrokerLink:
                 payload=payload,
                 alone=batch.alone,
                 request_id=item.request_id,
+                traceparent=item.traceparent,
             )
             for item, payload in split_frames(batch.items, frames)
         ]

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 from model_worker.launchers import guard_child
 from model_worker.replica import accelerator, faults, returns
@@ -28,6 +29,10 @@ from shared import logs, wire
 from shared.errors import LoadError
 from shared.logs import log_event
 from shared.messages import Phase, State
+from shared.tracing import start as start_tracing
+
+if TYPE_CHECKING:
+    from model_worker.replica.spans import ReplicaSpans
 
 logger = logging.getLogger("model_worker")
 
@@ -71,13 +76,24 @@ def _live(spec: ReplicaSpec, link: BrokerLink, progress: Progress) -> None:
         link.leave(ReplicaExit.LOAD_FAILED, cause, error)
     progress.sample_memory()
     model.report_step = progress.end_part
-    stages = Stages(model, limits, link, progress, link.leave)
+    spans = _spans(spec) if spec.tracing else None
+    if spans is not None:
+        link.before_exit = spans.close
+    stages = Stages(model, limits, link, progress, link.leave, spans)
     link.serve(stages)
     link.state(ready)
     seconds = round(time.monotonic() - started_s, 3)
     log_event(logger, "info", "model_ready", slot=spec.slot, seconds=seconds, choices=ready.choices)
     stages.serve()
     link.wait()
+
+
+def _spans(spec: ReplicaSpec) -> ReplicaSpans:
+    """Imported here: a process that does not trace loads nothing for it."""
+    tracing = start_tracing(f"{spec.slot}-{spec.incarnation}")
+    from model_worker.replica.spans import ReplicaSpans
+
+    return ReplicaSpans(tracing, spec.slot, spec.runtime.name)
 
 
 def bring_up(spec: ReplicaSpec, report: Report) -> tuple[Model, Limits, str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import Queue, SimpleQueue
+from typing import TYPE_CHECKING
 
 from model_worker.replica import faults
 from model_worker.replica.exit_codes import ReplicaExit
@@ -24,6 +25,9 @@ from model_worker.replica.jobs import Answers, Job, Leave, Outlet
 from model_worker.replica.step_stage import StepStage
 from model_worker.runtimes.base import Model
 from shared.errors import Code
+
+if TYPE_CHECKING:
+    from model_worker.replica.spans import ReplicaSpans
 
 # The broker gives a replica one running and one prefetched batch; more than this is a fault of the broker's, and is
 # refused rather than stored.
@@ -36,7 +40,15 @@ COMPUTED_ORDERS_MAX = 8
 class Stages:
     """Runs one loaded and warmed model."""
 
-    def __init__(self, model: Model, limits: Limits, outlet: Outlet, progress: Progress, leave: Leave) -> None:
+    def __init__(
+        self,
+        model: Model,
+        limits: Limits,
+        outlet: Outlet,
+        progress: Progress,
+        leave: Leave,
+        spans: ReplicaSpans | None = None,
+    ) -> None:
         self._outlet = outlet
         self._leave = leave
         self._answers = Answers(outlet, leave)
@@ -47,8 +59,8 @@ class Stages:
         self._finish = FinishStage(model, self._answers, outlet)
         handover = Handover(self._computed, self._answers, leave)
         self._is_continuous = model.continuous_batching
-        self._forward = ForwardStage(model, self._answers, self._finish, handover, progress)
-        self._steps = StepStage(model, limits, self._answers, self._finish, handover, progress)
+        self._forward = ForwardStage(model, self._answers, self._finish, handover, progress, spans)
+        self._steps = StepStage(model, limits, self._answers, self._finish, handover, progress, spans)
         model.is_wanted = self._steps.is_wanted if self._is_continuous else self._forward.is_wanted
         # Of a continuous batch, each item may arrive as a batch of its own.
         self._arrived_max = max(ARRIVED_BATCHES_MAX, limits.concurrency(model))

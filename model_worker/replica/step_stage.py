@@ -16,6 +16,7 @@ import time
 from collections import deque
 from functools import partial
 from queue import Empty, Queue
+from typing import TYPE_CHECKING
 
 from model_worker.replica import accelerator, faults, returns
 from model_worker.replica.forward_stage import Progress
@@ -25,6 +26,9 @@ from model_worker.replica.jobs import Answers, Job
 from model_worker.runtimes.base import Model
 from model_worker.runtimes.base import Progress as Entry
 from shared.logs import log_event
+
+if TYPE_CHECKING:
+    from model_worker.replica.spans import ReplicaSpans
 
 logger = logging.getLogger("model_worker")
 
@@ -40,6 +44,7 @@ class StepStage:
         finish: FinishStage,
         handover: Handover,
         progress: Progress,
+        spans: ReplicaSpans | None = None,
     ) -> None:
         self._model = model
         self._size_max = limits.max_batch_size or SEQUENCES_WITHOUT_LIMIT
@@ -47,6 +52,7 @@ class StepStage:
         self._finish = finish
         self._handover = handover
         self._progress = progress
+        self._spans = spans
         # Prepared, in the order of arrival.
         self._waiting: deque[Job] = deque()
         self._no_more_follow = False
@@ -188,6 +194,8 @@ class StepStage:
                 job.batch_size = round(job.step_items / job.steps)
                 self._forget(job)
                 ends.append((job, entry.output))
+                if self._spans is not None:
+                    self._spans.steps(job)
         if pieces or ends:
             self._handover.put(partial(self._finish.progress, pieces, ends))
         if any(job.alone for job, _ in ends):

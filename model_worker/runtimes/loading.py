@@ -8,7 +8,6 @@ to know any task.
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,6 @@ from pickle import UnpicklingError
 from typing import Any, NoReturn
 
 import torch
-import tqdm.std
 import transformers
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -29,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from model_worker.runtimes import compiling, sources, tasks
+from model_worker.runtimes.bars import OnProgress, heard_bars
 from model_worker.runtimes.sources import Source
 from model_worker.specs import RuntimeSpec
 from shared.errors import ConfigurationError, InvalidInput, LoadError
@@ -220,7 +219,12 @@ class Checkpoint:
             # What is taken from the hub or from its cache on this disk, the libraries do not tell beforehand.
             doing = f"{'load' if self.source.is_local else 'download or find'} {part}"
             self._report_progress(-1.0, doing)
-            with quiet_libraries(lambda: self._report_progress(-1.0, f"{doing}: waiting to ask the hub again")):
+            with quiet_libraries(
+                lambda: self._report_progress(-1.0, f"{doing}: waiting to ask the hub again"),
+                lambda is_download, fraction: self._report_progress(
+                    fraction, f"{'download' if is_download else 'load'} {part}"
+                ),
+            ):
                 yield
         except LoadError:
             raise
@@ -388,12 +392,19 @@ def _ignore_retry() -> None:
     """For whoever does not want to know."""
 
 
+def _ignore_progress(is_download: bool, fraction: float) -> None:
+    """For whoever does not want to know."""
+
+
 @contextmanager
-def quiet_libraries(on_hub_retry: Callable[[], None] = _ignore_retry) -> Iterator[None]:
+def quiet_libraries(
+    on_hub_retry: Callable[[], None] = _ignore_retry, on_progress: OnProgress = _ignore_progress
+) -> Iterator[None]:
     """No progress bars, no load reports; from now on the libraries' messages go where all other log lines go.
 
     What they warn of meanwhile is not for the log: a retry that helps is no news, and one that does not help ends in
-    the error that tells the cause. But retries take half a minute, so `on_hub_retry` is called for each.
+    the error that tells the cause. But retries take half a minute, so `on_hub_retry` is called for each. What the bars
+    would show goes to `on_progress`.
     """
     disable_progress_bars()
     hub_logger = logging.getLogger("huggingface_hub")
@@ -403,20 +414,18 @@ def quiet_libraries(on_hub_retry: Callable[[], None] = _ignore_retry) -> Iterato
     hub_level = hub_logger.level
     hub_logger.setLevel(logging.WARNING)
     hub_logger.propagate = False
-    draws_bar = tqdm.std.tqdm.__init__
-    tqdm.std.tqdm.__init__ = functools.partialmethod(draws_bar, disable=True)
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
-        yield
+        with heard_bars(on_progress):
+            yield
     finally:
         transformers_logging.set_verbosity(before)
         hub_logger.handlers[:] = outer_ears
         hub_logger.setLevel(hub_level)
         hub_logger.propagate = not outer_ears
-        tqdm.std.tqdm.__init__ = draws_bar
 
 
 def _is_made_for(model_class: Any, config: Any) -> bool:

@@ -1,4 +1,5 @@
-"""The applications of `examples/after` under the servers that people use, and that they answer as those before them."""
+"""The applications of `examples/after` under the servers that people use, its routes in the front workers, and that all
+answer as the applications before them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def service(made: dict[str, Path]) -> Iterator[Service]:
     models = [
         {"name": name, "model": directory, "task": tasks[name], "device": "cpu"} for name, directory in made.items()
     ]
-    with Service(models, server={"parallel_loads": 2}) as service:
+    routers = {"routers": ["examples.after.routes:router"]}
+    with Service(models, server={"parallel_loads": 2}, http=routers) as service:
         yield service.wait_ready()
 
 
@@ -123,6 +125,24 @@ def test_question_answering_finds_what_the_application_before_found(
         refused = client.post("/answer", json={"question": "", "context": "x"})
         assert (refused.status_code, refused.json()["error_type"]) == (422, "invalid_input")
         assert stop(process) == 0
+
+
+def test_routes_in_the_front_workers_answer_as_both_applications_did(
+    service: Service, made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"text": PROMPTS[0], "max_new_tokens": 6}
+    assert post(service.http, "/generate", body) == post(
+        before("generation", made["gpt"], monkeypatch), "/generate", body
+    )
+    monkeypatch.setenv("START_METHOD", "spawn")
+    expected = post(before("answers", made["qa"], monkeypatch), "/answer", PAIR)
+    answer = post(service.http, "/answer", PAIR)
+    assert {key: answer[key] for key in ("answer", "start", "end")} == {
+        key: expected[key] for key in ("answer", "start", "end")
+    }
+    refused = service.http.post("/generate", json={"text": "hat " * 400})
+    assert (refused.status_code, refused.json()["error_type"]) == (422, "invalid_input")
+    assert not any("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in service.front_workers())
 
 
 def test_application_whose_tree_has_a_folder_called_shared_is_told_what_to_do(tmp_path: Path, service: Service) -> None:

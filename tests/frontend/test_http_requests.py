@@ -558,7 +558,8 @@ def test_silent_stream_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -
             await asyncio.Event().wait()
 
         client = SimpleNamespace(submit_stream=lambda *arguments, **options: call, stop_holding=lambda: None)
-        services: Any = SimpleNamespace(client=client)
+        metrics = SimpleNamespace(stream_began=lambda model, waited_s: None)
+        services: Any = SimpleNamespace(client=client, metrics=metrics)
         exchange = Exchange(services, {"headers": []}, receive, send)
         streaming = asyncio.ensure_future(exchange.stream(1, None, NativeEvents()))
         await comments.wait()
