@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 import tqdm.std
-from huggingface_hub import utils
+from huggingface_hub.utils.tqdm import tqdm as untyped_bar
 from transformers.utils import logging as transformers_logging
 
 from model_worker.runtimes.loading import quiet_libraries
 from tests import tiny_models
+from tests.command_line import headwaiter
 from tests.local_hub import local_hub
-from tests.topology import ROOT
+from tests.topology import ROOT, Service, wait_for
 
-hub_bar: Any = utils.tqdm  # it has no annotations
+hub_bar: Any = untyped_bar
 Heard = list[tuple[bool, float]]
 
 
@@ -121,3 +122,27 @@ def test_model_from_a_hub_tells_how_far_its_download_and_its_load_are(tmp_path: 
     last_load = len(phases) - 1 - phases[::-1].index("loading")
     assert phases.index("downloading") < last_load < phases.index("warming")
     assert done.stderr == "", "nothing is drawn"
+
+
+def test_progress_of_a_load_is_shown_wherever_one_may_look(tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    model = {
+        "name": "m",
+        "model": "tests.stub_models:SlowLoader",
+        "device": "cpu",
+        "options": {"release": str(release)},
+    }
+    with Service([model]) as service:
+        wait_for(lambda: service.slots()["m/0"]["progress"] == 0.5, "/status shows it")
+        slot = service.slots()["m/0"]
+        assert (slot["state"], slot["reason"]) == ("loading", "second part")
+        shown = headwaiter("status", "--config", service.config_file, cwd=tmp_path)
+        assert "loading 50%" in shown.stdout
+        (on_page,) = service.http.get("/dashboard/data").json()["status"]["slots"]
+        assert on_page["progress"] == 0.5
+        assert (
+            "loading 50%, second part"
+            in service.http.post("/models/m", json={"inputs": 1}, headers={"X-Request-Timeout": "0.2"}).text
+        )
+        release.touch()
+        service.wait_ready()
