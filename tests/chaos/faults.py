@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tests.chaos import questions, storms
 from tests.chaos.clients import Clients
@@ -38,6 +39,9 @@ class Scene:
     chance: random.Random
 
 
+Found = TypeVar("Found")
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     name: str
@@ -52,9 +56,9 @@ class Fault:
     """It costs no client an error, because another process or the next one answers in time."""
 
 
-def whole(find: Callable[[], int]) -> int:
-    """A process that may be between two lives at the moment."""
-    found: list[int] = []
+def whole(find: Callable[[], Found]) -> Found:
+    """A process, or several, that may be between two lives at the moment."""
+    found: list[Found] = []
 
     def is_there() -> bool:
         try:
@@ -86,7 +90,7 @@ def send(find: Callable[[Scene], int], number: signal.Signals) -> Callable[[Scen
 
 
 def renew_workers(scene: Scene) -> None:
-    before = scene.subject.workers()
+    before = whole(scene.subject.workers)
     signalled(whole(scene.subject.master), signal.SIGHUP)
     wait_for(lambda: not any(alive(pid) for pid in before), "all workers are new", GIVE_UP_S)
 
@@ -206,7 +210,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("everything.stop", lambda scene: paused(scene.subject.everything(), STOP_S), is_free=True),
     Fault("run_directory.removed", remove_run_directory),
     Fault("disk.full", fill_disk, is_free=True),
-    Fault("disk.full_and_kills", kill_with_full_disk, may_cut=True, kills=1),
+    Fault("disk.full_and_kills", kill_with_full_disk, may_cut=True, kills=2),
     Fault("disk.full_and_counters_lost", lose_counters_with_full_disk, may_cut=True),
     Fault("clients.leave", storms.leave),
     Fault("clients.read_slowly", storms.read_slowly, is_free=True),
