@@ -280,7 +280,7 @@ def logs(
     about: Annotated[
         str,
         typer.Argument(
-            metavar="[SLOT|MODEL|PROGRAM]", help="Whose lines: sentiment/0, sentiment, frontend, model_worker."
+            metavar="SLOT|MODEL|PROGRAM", help="Whose lines: sentiment/0, sentiment, frontend, model_worker."
         ),
     ] = "",
     config: ConfigOption = None,
