@@ -17,7 +17,7 @@ from typing import Self, TypeVar, Unpack
 from frontend.client import INSPECT_TIMEOUT_S, ModelClient, RequestOptions
 from shared.config import Config
 from shared.errors import UsageError
-from shared.messages import ModelState, Snapshot
+from shared.messages import Managed, ModelState, Snapshot
 
 T = TypeVar("T")
 _END = object()
@@ -178,6 +178,15 @@ class BlockingModelClient:
         """As `ModelClient.inspect`."""
         running = self._opened()
         return running.wait(running.client.inspect, timeout_s)
+
+    def manage(self, action: str, model: str = "", replicas: int = 0) -> Managed | None:
+        """As `ModelClient.manage`, and waits for the end; None if the client was closed before that."""
+        running = self._opened()
+
+        async def carry_out() -> Managed | None:
+            return await running.client.manage(action, model, replicas)
+
+        return running.wait(carry_out)
 
     def _ask(self, question: Callable[[ModelClient], T]) -> T:
         running = self._opened()

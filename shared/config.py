@@ -293,8 +293,8 @@ class Config(BaseSettings):
     name: Name = "headwaiter"
     """Name of this instance; part of the default run directory, so two instances on one host need two names."""
     run_dir: Path | None = None
-    """Directory of the sockets, the lock and the logs' pid files (mode 0700). Default: `headwaiter-NAME` below
-    `$XDG_RUNTIME_DIR`, or below `/tmp/headwaiter-UID`. Relative as `model` is."""
+    """Directory of the sockets, the lock, the counters and the log that is kept (mode 0700). Default: `headwaiter-NAME`
+    below `$XDG_RUNTIME_DIR`, or below `/tmp/headwaiter-UID`. Relative as `model` is."""
     python_path: tuple[Path, ...] = ()
     """Directories to import your own classes and routers from, after everything installed. Relative as `model` is.
     Default: where relative paths of `model` start."""

@@ -232,11 +232,11 @@ class StubBroker:
         self._received, self._orders, self.manage = [], [], obey
 
     def end_orders(self, outcome: str, text: str) -> None:
-        """Ends all that were given and not ended so, now."""
+        """Ends those that were given until now and that `manage` left open."""
+        left_open, self._orders = self._orders, []
 
         def job() -> None:
-            while self._orders:
-                front, order = self._orders.pop()
+            for front, order in left_open:
                 self._say(front, Managed(order.token, outcome, text))
 
         self._jobs.put(job)
@@ -294,8 +294,10 @@ class StubBroker:
                     self._say(front, self._snapshot(message.token))
                     self.after_look()
             case Manage():
-                self._orders.append((front, message))
-                for after_s, managed in self.manage(message):
+                ends = self.manage(message)
+                if not ends:
+                    self._orders.append((front, message))
+                for after_s, managed in ends:
                     at_s = time.monotonic() + after_s
                     heapq.heappush(self._due, (at_s, next(self._order), front, encode(managed)))
             case FrontHello() | FrontPulse() | Cancel():

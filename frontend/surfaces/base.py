@@ -110,7 +110,7 @@ class Exchange:
     ) -> None:
         """`keys` open this route, if those that open the others do not."""
         self.services = services
-        self._keys = keys or services.keys
+        self._keys = keys
         self.scope = scope
         self.status_of = status_of
         self.headers: Headers = dict(scope["headers"])
@@ -138,7 +138,7 @@ class Exchange:
             ClientGone: it never became whole.
         """
         services, http = self.services, self.services.config.http
-        self._keys.check(self.headers)
+        (self._keys or services.keys).check(self.headers)
         timeout_s = guards.request_timeout_s(self.headers, http.request_timeout_s, http.request_timeout_max_s)
         self.deadline_s = self.started_s + timeout_s
         self.priority = guards.request_priority(self.headers)

@@ -187,9 +187,10 @@ def top(config: ConfigOption = None, every: EveryOption = 2.0, once: OnceOption 
 
 @application.command(epilog=help_of("reload"))
 def reload(model: ModelArgument, config: ConfigOption = None, json: JsonOption = False) -> None:
-    """Give each replica of a model a new process, from its files as they are now, while it serves.
+    """Give each replica of a model a new process, while it serves.
 
-    Shows how they come up, and ends when all of them have. Ctrl-C stops the waiting, and not the reload.
+    Each loads the model's files as they are now. Shows how they come up, and ends when all of them have. Ctrl-C stops
+    the waiting, and not the reload.
 
     \b
     Examples:
@@ -279,7 +280,7 @@ def logs(
     about: Annotated[
         str,
         typer.Argument(
-            metavar="[SLOT|MODEL|PROGRAM]", help="Whose lines: sentiment/0, sentiment, frontend, model_worker."
+            metavar="SLOT|MODEL|PROGRAM", help="Whose lines: sentiment/0, sentiment, frontend, model_worker."
         ),
     ] = "",
     config: ConfigOption = None,

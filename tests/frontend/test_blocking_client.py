@@ -87,6 +87,9 @@ def test_failure_and_news_are_those_of_the_other_client(run_dir: Path) -> None:
         assert not client.server_draining()
         assert client.malformed_count() == 0
         assert client.inspect().version == "stub"
+        managed = client.manage("scale", "echo", 2)
+        assert managed is not None
+        assert (managed.outcome, managed.text) == ("done", "scale echo 2")
 
 
 def test_stream_is_an_ordinary_iterator(run_dir: Path) -> None:
