@@ -337,6 +337,7 @@ class SlotKeeper:
             Slot(new.name, new.model, new.device, incarnation=self.last_incarnations.pop(new.name, 0))
             for new in planned
         ]
+        assert not self.slots.keys() & {slot.name for slot in added}, f"{model.name}: a slot is added twice"
         model.slots += tuple(added)
         self._set_table([*self.slots.values(), *added])
         self.fillable.update(slot.name for slot in added)

@@ -225,7 +225,7 @@ class Outside:
             place.doom(now_s)
             place.is_lost = event.permanent
         elif event.phase is not Phase.READY:
-            if place.was_ready:  # nobody is un-loaded: whoever says so is as good as gone
+            if place.was_ready and not place.draining:  # nobody is un-loaded: whoever says so is as good as gone
                 place.doom(now_s)
         elif not place.was_ready:
             slot = self.ever_slots[event.slot]

@@ -267,7 +267,8 @@ class World:
                 self._reach(effect.slot, effect.incarnation, lambda process: process.drain())
             case do.SendManaged():
                 order = checker.orders.get(effect.token)
-                checker.saw_managed(effect, [slot.slot for slot in self.broker.slot_states(now_s)])
+                shown = [SlotName(slot.slot) for slot in self.broker.slot_states(now_s)]
+                checker.saw_managed(effect, shown)
                 if order is not None:
                     self._operator.answered(order, effect)
             case do.SendStop():
