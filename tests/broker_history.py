@@ -13,6 +13,7 @@ from model_worker.broker.effects import (
     Effect,
     Log,
     SendBatch,
+    SendManaged,
     SendReply,
     SpawnReplica,
 )
@@ -22,6 +23,7 @@ from model_worker.broker.events import (
     FrontId,
     FrontPulsed,
     ItemFinished,
+    ManageRequested,
     ReplicaConnected,
     ReplicaExited,
     ReplicaPhaseChanged,
@@ -32,11 +34,13 @@ from model_worker.broker.events import (
     TimePassed,
 )
 from model_worker.broker.machine import Broker
+from model_worker.broker.planning import Planner
 from model_worker.broker.settings import BrokerSettings, ModelSettings, SlotSettings
 from shared.errors import Code
 from shared.messages import Phase, RequestId, SlotName
 
 FRONT = FrontId(b"front-1")
+OPERATOR = FrontId(b"operator")
 QA0, QA1 = SlotName("qa/0"), SlotName("qa/1")
 PULSE_S = 0.5
 
@@ -51,6 +55,7 @@ def model_settings(
     queue_bytes_max: int = 1_000_000,
     load_timeout_s: float = 600.0,
     batch_timeout_s: float = 60.0,
+    idle_unload_s: float = 0.0,
 ) -> ModelSettings:
     return ModelSettings(
         name,
@@ -63,6 +68,7 @@ def model_settings(
         queue_bytes_max,
         load_timeout_s,
         batch_timeout_s,
+        idle_unload_s,
     )
 
 
@@ -90,10 +96,11 @@ def entry(number: int, attempt: int = 1, deadline_s: float = 60.0) -> BatchEntry
 class History:
     """A broker with a clock."""
 
-    def __init__(self, settings: BrokerSettings | None = None) -> None:
+    def __init__(self, settings: BrokerSettings | None = None, planner: Planner | None = None) -> None:
         self.settings = settings or broker_settings()
         self.now_s = 0.0
-        self.broker = Broker(self.settings, 0.0)
+        self.broker = Broker(self.settings, 0.0, planner)
+        self._tokens = 0
         self.logs: list[Log] = []
         # What was ordered and returned by no call so far (in `wait`), and everything that ever was.
         self.all_effects: list[Effect] = []
@@ -214,9 +221,14 @@ class History:
         incarnation = self.broker.keeper.slots[slot].incarnation
         return self.tell(ReplicaPulsed(slot, incarnation, progress_count, 0.0, 1 << 20))
 
-    def exit(self, exit_code: int = -9, *, slot: SlotName = QA0) -> list[Effect]:
-        """The slot's present incarnation ends."""
-        return self.tell(ReplicaExited(slot, self.broker.keeper.slots[slot].incarnation, exit_code))
+    def order(self, action: str, model: str = "", replicas: int = 0) -> list[Effect]:
+        """An operator's; tokens count from 1."""
+        self._tokens += 1
+        return self.tell(ManageRequested(OPERATOR, self._tokens, action, model, replicas))
+
+    def exit(self, exit_code: int = -9, *, slot: SlotName = QA0, incarnation: int = 0) -> list[Effect]:
+        """The slot's latest incarnation ends, or another one."""
+        return self.tell(ReplicaExited(slot, incarnation or self.broker.keeper.slots[slot].incarnation, exit_code))
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -256,3 +268,8 @@ def batches(effects: Iterable[Effect]) -> list[tuple[str, list[int]]]:
 
 def spawns(effects: Iterable[Effect]) -> list[tuple[str, int]]:
     return [(effect.slot, effect.incarnation) for effect in effects if isinstance(effect, SpawnReplica)]
+
+
+def managed(effects: Iterable[Effect]) -> list[tuple[int, str]]:
+    """Token and outcome of every order that was answered."""
+    return [(effect.token, effect.outcome) for effect in effects if isinstance(effect, SendManaged)]

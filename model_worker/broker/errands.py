@@ -57,6 +57,8 @@ class Reload:
         self._renewed: list[str] = []
         # The incarnation that the first pending slot is to get beyond; None until its renewal has begun.
         self._before: int | None = None
+        # Its new process has been READY; what becomes of that afterwards is no business of the reload.
+        self._is_loaded = False
         # Why processes had to go before their successors came.
         self._crowding = ""
 
@@ -65,15 +67,19 @@ class Reload:
             slot = self._pending[0]
             if self._before is None and not self._begin(slot, now_s):
                 return None
-            replica = self._keeper.current(slot.name, slot.incarnation)
-            if slot.incarnation == self._before:
-                # Its process has to go first, and its slot to be filled in its turn.
-                return self._failed(slot, slot.reason) if slot.failure is not None else None
-            if replica is None or (not replica.was_ready and replica.state is not ReplicaState.LOADING):
-                return self._failed(slot, slot.last_end if replica is None else replica.reason)
-            if not replica.was_ready or slot.retired is not None:
+            if not self._is_loaded:
+                replica = self._keeper.current(slot.name, slot.incarnation)
+                if slot.incarnation == self._before:
+                    # Its process has to go first, and its slot to be filled in its turn.
+                    return self._failed(slot, slot.reason) if slot.failure is not None else None
+                if replica is None or (not replica.was_ready and replica.state is not ReplicaState.LOADING):
+                    return self._failed(slot, slot.last_end if replica is None else replica.reason)
+                if not replica.was_ready:
+                    return None
+                self._is_loaded = True
+            if slot.retired is not None:
                 return None
-            self._before = None
+            self._before, self._is_loaded = None, False
             self._renewed.append(self._pending.popleft().name)
         return Outcome("done", f"model {self._model.name!r} is loaded afresh: {self._told()}")
 
@@ -112,7 +118,7 @@ class Reload:
 
 
 class Grow:
-    """Fills slots that were added to a model; those that cannot be filled are taken out again."""
+    """Fills slots that were added to a model; the first that cannot be is taken out again, with those behind it."""
 
     doing = "scaled"
 
@@ -120,16 +126,23 @@ class Grow:
         self._model = model
         self._added = added
         self._keeper = keeper
+        # Why some could not be filled, once they are taken out again.
+        self._reasons = ""
+        self._removed: Sequence[Slot] = ()
 
     def go_on(self, now_s: float) -> Outcome | None:
-        given_up = [slot for slot in self._added if slot.failure is not None]
-        if not all(_is_filled(slot) or slot in given_up for slot in self._added):
+        if not self._removed:
+            given_up = [slot for slot in self._added if slot.failure is not None]
+            if not all(_is_filled(slot) or slot in given_up for slot in self._added):
+                return None
+            if not given_up:
+                return Outcome("done", scaled(self._model))
+            self._reasons = "; ".join(f"{slot.name}: {slot.reason}" for slot in given_up)
+            self._removed = self._added[self._added.index(given_up[0]) :]
+            self._keeper.remove(self._model, self._removed, now_s)
+        if any(slot.name in self._keeper.slots for slot in self._removed):
             return None
-        if not given_up:
-            return Outcome("done", scaled(self._model))
-        reasons = "; ".join(f"{slot.name}: {slot.reason}" for slot in given_up)
-        self._keeper.remove(self._model, given_up, now_s)
-        return Outcome("failed", f"model {self._model.name!r} stays at {_counted(self._model)}: {reasons}")
+        return Outcome("failed", f"model {self._model.name!r} has {_counted(self._model)} and no more: {self._reasons}")
 
     def abandon(self, now_s: float) -> None:
         """The slots are there, and are filled like any other."""

@@ -137,13 +137,16 @@ def _validate_model(broker: Broker, model: Model) -> None:
     assert model.waiting_count == len(waiting), f"{model.name}: waiting_count is {model.waiting_count}"
     assert model.waiting_bytes == sum(r.body_bytes for r in waiting), f"{model.name}: waiting_bytes is wrong"
     # Admission looks at what waits and at what idle replicas can take; a death can send what runs back to the queue.
-    size_max = max(model.settings.max_batch_size, model.concurrency)
+    processes = [replica for replica in broker.keeper.replicas() if replica.model == model.name]
+    concurrency = max([model.concurrency, *(replica.concurrency for replica in processes)])
+    size_max = max(model.settings.max_batch_size, concurrency)
     if size_max:
-        replicas = sum(len(list(slot.replicas())) or 1 for slot in broker.keeper.slots.values())
-        admitted_max = model.settings.queue_size_max + replicas * size_max
+        # Of each slot that ever was, a process and the one before it may have been given as much as they take.
+        ever = [*(slot.name for slot in broker.keeper.slots.values()), *broker.keeper.last_incarnations]
+        slots_max = sum(name.rpartition("/")[0] == model.name for name in ever)
+        admitted_max = model.settings.queue_size_max + 2 * slots_max * size_max
         assert len(requests) <= admitted_max, f"{model.name}: {len(requests)} requests, more than {admitted_max}"
     assert model.tally.admitted == sum(model.tally.ended.values()) + len(requests), f"{model.name}: lost a request"
-    processes = [replica for replica in broker.keeper.replicas() if replica.model == model.name]
     assert model.ready == {r for r in processes if r.is_ready}, f"{model.name}: counts {model.ready} as ready"
     strangers = [r for r in (*model.idle, *model.prefetchable, *model.joinable) if r not in processes]
     assert not strangers, f"{model.name}: {strangers} have credit, and are gone"

@@ -68,7 +68,7 @@ class SlotKeeper:
         # Vacant slots that may be filled, now or later; empty in a healthy server, which makes `spawn` free.
         self.fillable: set[SlotName] = set(self.slots)
         # Of slots that were taken out of the table, their last incarnations: these never repeat.
-        self._last_incarnations: dict[SlotName, int] = {}
+        self.last_incarnations: dict[SlotName, int] = {}
 
     # --- looking up ----------------------------------------------------------------------------------------------
 
@@ -334,9 +334,10 @@ class SlotKeeper:
     def add(self, model: Model, planned: Iterable[SlotSettings]) -> None:
         """New slots, behind the others of their model."""
         added = [
-            Slot(new.name, new.model, new.device, incarnation=self._last_incarnations.pop(new.name, 0))
+            Slot(new.name, new.model, new.device, incarnation=self.last_incarnations.pop(new.name, 0))
             for new in planned
         ]
+        assert not self.slots.keys() & {slot.name for slot in added}, f"{model.name}: a slot is added twice"
         model.slots += tuple(added)
         self._set_table([*self.slots.values(), *added])
         self.fillable.update(slot.name for slot in added)
@@ -354,7 +355,7 @@ class SlotKeeper:
                 self._forget(slot)
 
     def _forget(self, slot: Slot) -> None:
-        self._last_incarnations[slot.name] = slot.incarnation
+        self.last_incarnations[slot.name] = slot.incarnation
         self._timers.clear(slot)
         del self.slots[slot.name]
 

@@ -29,7 +29,8 @@ from model_worker.broker.events import (
 from model_worker.broker.settings import BrokerSettings
 from shared.errors import Code
 from shared.messages import RequestId, SlotName
-from tests.simulation.outside import Life, Outside, Place
+from tests.simulation.administration import Administered
+from tests.simulation.outside import Life, Place
 from tests.simulation.promises import Promise, Violation
 
 LATE_REPLY_S = 0.25
@@ -38,7 +39,7 @@ PROCESSES_PER_POISON_MAX = 2
 REFUSALS = frozenset({Code.OVERLOADED, Code.UNKNOWN_MODEL, Code.TOO_LARGE})
 
 
-class Checker(Outside):
+class Checker(Administered):
     """Sees every fact and every order."""
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -74,8 +75,7 @@ class Checker(Outside):
             raise Violation(Promise.OWN_VALUE, f"{name} was answered ok without a value")
         if not self._is_its_process_speaking(reply):
             self._judge_code(reply, life, now_s)
-        at_the_door = isinstance(self.cause, RequestArrived) and self.cause.id == reply.id
-        (self.refused if at_the_door else self.finished)[life.arrived.model, reply.code.value] += 1
+        (self.refused if self._is_at_the_door(reply.id) else self.finished)[life.arrived.model, reply.code.value] += 1
         self._end(reply.id, tells_process=not self._is_its_process_speaking(reply))
 
     def _judge_value(self, reply: SendReply, life: Life) -> None:
@@ -85,7 +85,7 @@ class Checker(Outside):
         if event.attempt != life.sent:
             raise Violation(Promise.OWN_VALUE, f"{name} was given the value of another attempt")
         self._place(event.slot, event.incarnation, "was believed")
-        self.slots[event.slot].deaths = 0
+        self.ever_slots[event.slot].deaths = 0
         self.relays += 1
 
     def _judge_code(self, reply: SendReply, life: Life, now_s: float) -> None:
@@ -96,8 +96,14 @@ class Checker(Outside):
                 raise Violation(Promise.BLAME, f"{name} was blamed after {life.deaths} deaths")
         if reply.code in REFUSALS and life.sent:
             raise Violation(Promise.BLAME, f"{name} was refused with {reply.code} after it had been sent")
-        if reply.code is Code.DRAINING and self.grace_ends_s is None:
+        if reply.code is Code.DRAINING and self.grace_ends_s is None and not self.is_shut:
             raise Violation(Promise.DRAINING, f"{name} was told of an end that nobody asked for")
+        if reply.code is Code.MODEL_LOADING and self._is_at_the_door(reply.id) and not life.to_shut_door:
+            raise Violation(Promise.REST, f"{name} was turned away from a model that nobody has unloaded")
+
+    def _is_at_the_door(self, request_id: RequestId) -> bool:
+        """Whether what becomes of the request follows from its arrival."""
+        return isinstance(self.cause, RequestArrived) and self.cause.id == request_id
 
     def _is_its_process_speaking(self, reply: SendReply) -> bool:
         """Whether the reply passes on what the process that ran the item has said."""
@@ -120,8 +126,10 @@ class Checker(Outside):
         life = self.lives.pop(request_id)
         self.waiting[life.arrived.model].pop(request_id, None)
         self.ended.add(request_id)
-        if tells_process and life.slot is not None:
-            self.owed_cancels.add((life.slot, self.places[life.slot].incarnation, request_id))
+        if life.arrived.model in self.stations and not self._is_at_the_door(request_id):
+            self.stations[life.arrived.model].used_s = self.now_s
+        if tells_process and life.place is not None:
+            self.owed_cancels.add((*life.place, request_id))
 
     def saw_chunk(self, chunk: RelayChunk) -> None:
         name = chunk.id.hex()
@@ -148,7 +156,7 @@ class Checker(Outside):
             life = self._alive(entry.id, "sent to a process")
             life.sent += 1
             self._judge_entry(batch, life, entry.attempt)
-            life.slot = batch.slot
+            life.place = (batch.slot, batch.incarnation)
             self.waiting[life.arrived.model].pop(entry.id, None)
         if not place.batches:
             place.progressed_s = now_s
@@ -159,7 +167,7 @@ class Checker(Outside):
             place.batches.append((batch.alone, items))
 
     def _judge_credit(self, batch: SendBatch, place: Place) -> None:
-        name, model = f"{batch.slot}#{batch.incarnation}", self.models[batch.slot]
+        name, model = f"{batch.slot}#{batch.incarnation}", self.model_of(batch.slot)
         if place.batches and (batch.alone or place.batches[0][0]):
             raise Violation(Promise.ALONE, f"{name} holds company for a request that must run alone")
         if place.concurrency:
@@ -175,7 +183,7 @@ class Checker(Outside):
             )
 
     def _judge_order(self, batch: SendBatch, place: Place) -> None:
-        waiting = self.waiting[self.models[batch.slot].name].values()
+        waiting = self.waiting[self.model_of(batch.slot).name].values()
         if place.concurrency and not batch.alone:
             # Those that must be alone wait until a process is empty, while the others go on.
             waiting = [life for life in waiting if not life.deaths]  # type: ignore[assignment]
@@ -185,7 +193,7 @@ class Checker(Outside):
 
     def _judge_entry(self, batch: SendBatch, life: Life, attempt: int) -> None:
         name = life.arrived.id.hex()
-        if life.arrived.model != self.models[batch.slot].name:
+        if life.arrived.model != self.model_of(batch.slot).name:
             raise Violation(Promise.OWN_VALUE, f"{name} was sent to {batch.slot}")
         if attempt != life.sent:
             raise Violation(Promise.FENCE, f"{name} was sent {life.sent} times with attempt {attempt}")
@@ -209,12 +217,16 @@ class Checker(Outside):
         slot = self.slots.get(spawn.slot)
         if slot is None:
             raise Violation(Promise.SLOT_TABLE, f"{spawn.slot} was filled, and is not planned")
-        if spawn.slot in self.places:
+        order, others = self.station_of(spawn.slot).order, self.places_of(spawn.slot)
+        is_renewed = order is not None and order.action == "reload"
+        if len(others) > 1 or not (is_renewed or all(other.draining for other in others)):
             raise Violation(Promise.SLOT_TABLE, f"{spawn.slot} was filled while it was taken")
+        if self.station_of(spawn.slot).is_closed and not self.waiting[self.model_of(spawn.slot).name]:
+            raise Violation(Promise.REST, f"{spawn.slot} was filled, and its model is unloaded")
         if spawn.incarnation != slot.incarnations + 1:
             raise Violation(Promise.FENCE, f"{spawn.slot}: incarnation {spawn.incarnation} follows {slot.incarnations}")
         slot.incarnations = spawn.incarnation
-        self.places[spawn.slot] = Place(spawn.incarnation, born_s=now_s, heard_s=now_s)
+        self.places[spawn.slot, spawn.incarnation] = Place(spawn.incarnation, born_s=now_s, heard_s=now_s)
         loads = sum(not place.was_ready for place in self.places.values())
         if loads > self.settings.parallel_loads:
             raise Violation(Promise.LOADS, f"{loads} loads at once, {self.settings.parallel_loads} are allowed")
@@ -228,9 +240,6 @@ class Checker(Outside):
         place = self._place(kill.slot, kill.incarnation, "was killed")
         place.doom(now_s)
         place.killed = True
-
-    def saw_stop(self, slot: SlotName, incarnation: int, now_s: float) -> None:
-        self._place(slot, incarnation, "was told to stop").doom(now_s)
 
     def saw_server_stop(self, stop: StopServer) -> None:
         if self.stopped is not None:
@@ -254,9 +263,3 @@ class Checker(Outside):
         if request_id not in self.lives:
             raise Violation(Promise.ONE_ANSWER, f"{request_id.hex()} was {what}, but nobody sent it")
         return self.lives[request_id]
-
-    def _place(self, slot: SlotName, incarnation: int, what: str) -> Place:
-        place = self.places.get(slot)
-        if place is None or place.incarnation != incarnation:
-            raise Violation(Promise.FENCE, f"{slot}#{incarnation} {what}, but it does not hold the slot")
-        return place

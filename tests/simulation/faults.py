@@ -52,9 +52,17 @@ class Fault(StrEnum):
     LATE_ARRIVAL = "late_arrival"  # the deadline is over before the request comes
     MISFIT = "misfit"  # no such model, or too large a body
     BURST = "burst"
+    LULL = "lull"  # nobody asks for a while
     # The model server itself.
     LOOP_STALL = "loop_stall"
     SECOND_DRAIN = "second_drain"
+    # Operators; what they do is no fault, but disturbs like one.
+    RELOAD = "reload"
+    SCALE = "scale"
+    UNLOAD = "unload"
+    LOAD = "load"
+    DRAIN = "drain"
+    NONSENSE = "nonsense"
 
 
 NATURES = (Fault.INVALID, Fault.COSTLY, Fault.SLOW, Fault.POISON, Fault.FAULTY, Fault.HANGING)

@@ -68,6 +68,9 @@ class Front(Actor):
             if number is None:
                 return
             self._send_request(number)
+        if self._strikes(Fault.LULL):
+            self.later(self.rng.uniform(2.0, 12.0), self._submit)
+            return
         self.later(self.rng.expovariate(1.0 / self.world.weather.request_every_s), self._submit)
 
     def _send_request(self, number: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from model_worker.broker.machine import Broker
 from model_worker.broker.settings import ModelSettings
 from shared.messages import RequestId, SlotName
+from tests.simulation.administration import number_of
 from tests.simulation.checker import LATE_REPLY_S, Checker
 from tests.simulation.outside import Place
 from tests.simulation.promises import Promise, Violation
@@ -18,6 +19,7 @@ LATE_KILL_S = 1.0
 LATE_BATCH_S = 0.25
 # A spawn that fails at once is looked at again in the next turn, which comes within a second.
 LATE_SPAWN_S = 1.25
+LATE_REST_S = 1.25
 
 
 def judge_turn(checker: Checker, payloads: Collection[RequestId], now_s: float) -> None:
@@ -26,7 +28,7 @@ def judge_turn(checker: Checker, payloads: Collection[RequestId], now_s: float) 
     _judge_bounds(checker)
     for model in checker.settings.models:
         _judge_room(checker, model, now_s)
-    for slot, place in checker.places.items():
+    for (slot, _), place in checker.places.items():
         if place.doomed:
             _judge_ending(checker, slot, place, now_s)
         else:
@@ -36,6 +38,7 @@ def judge_turn(checker: Checker, payloads: Collection[RequestId], now_s: float) 
     _judge_cancels(checker)
     if checker.grace_ends_s is None and checker.stopped is None:
         _judge_vacancies(checker, now_s)
+        _judge_disuse(checker, now_s)
     if payloads != checker.lives.keys():
         raise Violation(Promise.NOTHING_KEPT, f"{len(payloads)} payloads are kept for {len(checker.lives)} requests")
 
@@ -49,8 +52,8 @@ def _judge_requests(checker: Checker, now_s: float) -> None:
             raise Violation(Promise.IN_TIME, f"{name} has no answer {now_s - life.arrived.deadline_s:.3f} s late")
         if life.cancelled:
             raise Violation(Promise.NOBODY_WAITS, f"{name} was cancelled, and is kept")
-        if life.during_drain:
-            raise Violation(Promise.DRAINING, f"{name} was let in while the server drains")
+        if life.to_shut_door:
+            raise Violation(Promise.DRAINING, f"{name} was let in through a shut door")
         if life.banned:
             raise Violation(Promise.POISON, f"{name} was let in, and its payload is banned")
         if gave_up_s is not None and now_s > gave_up_s:
@@ -61,9 +64,9 @@ def _judge_bounds(checker: Checker) -> None:
     """What was never sent to a process waits for its first turn; only that is bounded at the door."""
     for model in checker.settings.models:
         fresh = [life for life in checker.waiting[model.name].values() if life.sent == 0]
-        slots = [slot for slot, owner in checker.models.items() if owner.name == model.name]
         # What idle replicas can take does not wait, unless it waits for company or the replica is lost meanwhile.
-        room = sum(max(model.max_batch_size, checker.slots[slot].concurrency_max) for slot in slots)
+        slots = [slot for name, slot in checker.ever_slots.items() if checker.model_of(name) is model]
+        room = sum(max(model.max_batch_size, slot.concurrency_max) for slot in slots)
         count_max = model.queue_size_max + room
         if len(fresh) > count_max:
             raise Violation(Promise.BOUNDS, f"{len(fresh)} requests wait for {model.name}, {count_max} may")
@@ -74,12 +77,13 @@ def _judge_bounds(checker: Checker) -> None:
 
 def _judge_rest(checker: Checker, slot: SlotName, place: Place, now_s: float) -> None:
     """Whether a process that does nothing has reason to."""
-    model = checker.models[slot]
+    model = checker.model_of(slot)
     waiting = checker.waiting[model.name].values()
     if waiting and not place.batches:
         head = min(waiting, key=lambda life: life.urgency)
         held_until_s = head.arrived_s + model.max_wait_s + LATE_BATCH_S
-        may_hold = model.max_wait_s > 0.0 and not place.concurrency and checker.grace_ends_s is None
+        is_open = checker.grace_ends_s is None and not checker.is_shut
+        may_hold = model.max_wait_s > 0.0 and not place.concurrency and is_open
         if not may_hold or now_s > max(held_until_s, checker.listening_since_s):
             raise Violation(Promise.CONSERVATION, f"{slot} rests while a request waits for {model.name}")
 
@@ -90,7 +94,7 @@ def _judge_room(checker: Checker, model: ModelSettings, now_s: float) -> None:
     suspects = sum(life.deaths > 0 for life in waiting)
     if suspects == len(waiting):
         return
-    places = [place for slot, place in checker.places.items() if checker.models[slot].name == model.name]
+    places = [place for (slot, _), place in checker.places.items() if checker.model_of(slot) is model]
     ready = [place for place in places if place.is_ready and place.concurrency]
     silence_s = checker.settings.replica_silence_s
     roomy = sum(place.has_room and now_s < place.heard_s + silence_s for place in ready)
@@ -100,7 +104,7 @@ def _judge_room(checker: Checker, model: ModelSettings, now_s: float) -> None:
 
 def _judge_patience(checker: Checker, slot: SlotName, place: Place, now_s: float) -> None:
     """Whether a process that loads, hangs or is silent is still endured too long."""
-    model, settings = checker.models[slot], checker.settings
+    model, settings = checker.model_of(slot), checker.settings
     hangs_s = now_s - max(checker.listening_since_s, place.progressed_s)
     if place.batches and hangs_s > model.batch_timeout_s + settings.pulse_tolerance_s + LATE_KILL_S:
         raise Violation(Promise.PATIENCE, f"{slot} hangs for {hangs_s:.3f} s")
@@ -110,6 +114,8 @@ def _judge_patience(checker: Checker, slot: SlotName, place: Place, now_s: float
     loads_s = now_s - max(checker.listening_since_s, place.born_s)
     if not place.was_ready and loads_s > model.load_timeout_s + LATE_KILL_S:
         raise Violation(Promise.PATIENCE, f"{slot} loads for {loads_s:.3f} s")
+    if place.draining and not any(id in checker.lives for _, items in place.batches for id in items):
+        raise Violation(Promise.PATIENCE, f"{slot} has drained, and was not told to stop")
 
 
 def _judge_ending(checker: Checker, slot: SlotName, place: Place, now_s: float) -> None:
@@ -122,8 +128,8 @@ def _judge_ending(checker: Checker, slot: SlotName, place: Place, now_s: float) 
 
 def _judge_cancels(checker: Checker) -> None:
     for slot, incarnation, request_id in checker.owed_cancels:
-        place = checker.places.get(slot)
-        if place is None or place.incarnation != incarnation or place.doomed:
+        place = checker.places.get((slot, incarnation))
+        if place is None or place.doomed:
             continue  # there is nobody to tell
         if any(request_id in items for _, items in place.batches):
             raise Violation(Promise.CANCELS_TOLD, f"{slot} was not told that nobody waits for {request_id.hex()}")
@@ -136,9 +142,27 @@ def _judge_vacancies(checker: Checker, now_s: float) -> None:
         checker.no_room_s = now_s
         return
     for name, slot in checker.slots.items():
+        station = checker.station_of(name)
+        if station.order is not None or station.is_at_rest or station.is_closed:
+            continue
         due_s = max(slot.fillable_s, checker.listening_since_s, checker.no_room_s)
-        if name not in checker.places and now_s > due_s + LATE_SPAWN_S:
+        if not checker.places_of(name) and now_s > due_s + LATE_SPAWN_S:
             raise Violation(Promise.REFILL, f"{name} is vacant {now_s - due_s:.3f} s after its back-off")
+
+
+def _judge_disuse(checker: Checker, now_s: float) -> None:
+    """Whether a model stays although nobody has asked for it for long enough."""
+    for model in checker.settings.models:
+        station = checker.stations[model.name]
+        due_s = max(station.used_s, station.touched_s, checker.listening_since_s) + model.idle_unload_s + LATE_REST_S
+        if not model.idle_unload_s or station.order is not None or station.is_closed or now_s < due_s:
+            continue
+        places = {name: checker.places_of(name) for name in checker.slots_of(model.name)}
+        heard_s = now_s - checker.settings.replica_silence_s
+        if all(
+            len(places[name]) == 1 and places[name][0].is_ready and places[name][0].heard_s > heard_s for name in places
+        ) and not any(place.batches for name in places for place in places[name]):
+            raise Violation(Promise.REST, f"{model.name} is kept for nobody since {station.used_s:.3f} s")
 
 
 # --- the end -----------------------------------------------------------------------------------------------------
@@ -148,6 +172,8 @@ def judge_end(checker: Checker, broker: Broker, payloads: Collection[RequestId])
     """After the server has stopped."""
     if checker.lives:
         raise Violation(Promise.ONE_ANSWER, f"{[life.hex() for life in checker.lives]} were never answered")
+    if checker.orders:
+        raise Violation(Promise.MANAGED, f"{len(checker.orders)} orders were never answered")
     if payloads:
         raise Violation(Promise.NOTHING_KEPT, f"{len(payloads)} payloads are kept for nobody")
     _judge_counters(checker, broker)
@@ -176,7 +202,7 @@ def _judge_remains(broker: Broker) -> None:
         if model.waiting_count or model.waiting_bytes:
             remains.append(f"{model.waiting_count} requests, {model.waiting_bytes} bytes said to wait")
     bans = sum(len(model.bans) for model in broker.models.values())
-    timed = len(broker.fronts.known) + len(broker.keeper.slots) + len(broker.models) + bans + 1
+    timed = len(broker.fronts.known) + len(broker.keeper.slots) + 2 * len(broker.models) + bans + 1
     if len(broker.timers) > timed:
         remains.append(f"{len(broker.timers)} timers for {timed} subjects at most")
     if remains:
@@ -184,8 +210,16 @@ def _judge_remains(broker: Broker) -> None:
 
 
 def judge_slot_table(checker: Checker, broker: Broker, now_s: float) -> None:
-    """Slots as they are shown are those of the plan, in its order."""
-    planned = [(slot.name, slot.model, slot.device) for slot in checker.settings.slots]
+    """Slots as they are shown are those of the plan, as operators have changed it, in its order."""
     shown = [(slot.slot, slot.model, slot.device) for slot in broker.slot_states(now_s)]
+    planned = []
+    for model in checker.settings.models:
+        station = checker.stations[model.name]
+        leaving = [name for name in station.leaving if checker.places_of(name)]
+        names = sorted([*checker.slots_of(model.name), *leaving], key=number_of)
+        if station.order is not None and station.order.action == "scale":
+            # New ones that could not be filled are on their way out; what is left is judged with the answer.
+            names = [name for name in names if name in station.incarnations or any(row[0] == name for row in shown)]
+        planned += [(name, model.name, "cpu") for name in names]
     if shown != planned:
         raise Violation(Promise.SLOT_TABLE, f"the slots are {shown}, and were planned as {planned}")

@@ -26,7 +26,7 @@ from model_worker.broker.events import (
     RequestCancelled,
     SpawnFailed,
 )
-from model_worker.broker.settings import BrokerSettings
+from model_worker.broker.settings import BrokerSettings, ModelSettings
 from shared.errors import Code
 from shared.messages import Phase, RequestId, SlotName
 
@@ -39,7 +39,8 @@ class Life:
     arrived_s: float
     urgency: tuple[float, int]
     """Lower goes first: arrival plus priority times ageing, then order of arrival."""
-    during_drain: bool
+    to_shut_door: bool
+    """Nobody was to be let in when it came."""
     banned: bool
     """Its payload was banned when it came."""
     cancelled: bool = False
@@ -48,7 +49,7 @@ class Life:
     chunked: bool = False
     must_not_run: bool = False
     """It ran in a process that died, and a second run was ruled out."""
-    slot: SlotName | None = None
+    place: PlaceKey | None = None
     """Where it is; None while it waits."""
 
 
@@ -65,6 +66,8 @@ class Place:
     """Killed, stopped, or it told that it cannot go on."""
     doomed_s: float = 0.0
     killed: bool = False
+    draining: bool = False
+    """It was told to drain: it gets nothing new, and finishes what it holds."""
     is_lost: bool = False
     """It told that no other try can help."""
     progressed_s: float = 0.0
@@ -81,7 +84,7 @@ class Place:
 
     @property
     def is_ready(self) -> bool:
-        return self.phase is Phase.READY and self.was_ready and not self.doomed
+        return self.phase is Phase.READY and self.was_ready and not self.doomed and not self.draining
 
     @property
     def has_room(self) -> bool:
@@ -108,6 +111,10 @@ class SlotHistory:
     """While it is vacant: when it is to be filled at the latest; infinite if never."""
 
 
+PlaceKey = tuple[SlotName, int]
+"""A slot and the incarnation of one of its processes."""
+
+
 class Outside:
     """Facts; `Checker` adds the orders."""
 
@@ -118,12 +125,13 @@ class Outside:
         self.ended: set[RequestId] = set()
         # Those that are in no process, by model.
         self.waiting: defaultdict[str, dict[RequestId, Life]] = defaultdict(dict)
-        self.places: dict[SlotName, Place] = {}
+        self.places: dict[PlaceKey, Place] = {}
+        # Those of the table, and all that ever were in it.
         self.slots = {slot.name: SlotHistory() for slot in settings.slots}
+        self.ever_slots = dict(self.slots)
         self.fronts_heard_s: dict[FrontId, float] = {}
         self.gone_fronts: set[FrontId] = set()
-        models = {model.name: model for model in settings.models}
-        self.models = {slot.name: models[slot.model] for slot in settings.slots}
+        self.models = {model.name: model for model in settings.models}
         # Until when payloads are refused, by model and digest.
         self.bans: dict[tuple[str, bytes], float] = {}
         # The latest moment for what is still open when the server was asked to drain.
@@ -133,13 +141,14 @@ class Outside:
         # The fact that the orders seen now follow from, and when its front was heard before.
         self.cause: Event | None = None
         self.heard_before: dict[FrontId, float] = {}
+        self.now_s = 0.0
         self._arrivals = 0
 
     def saw_event(self, event: Event, now_s: float) -> None:
         """Called just before the broker gets it."""
         if self.cause is None:
             self.heard_before.clear()
-        self.cause = event
+        self.cause, self.now_s = event, now_s
         if isinstance(event, (FrontJoined, FrontPulsed, RequestArrived)) or (
             # A cancel makes nobody known.
             isinstance(event, RequestCancelled) and event.front in self.fronts_heard_s
@@ -162,7 +171,7 @@ class Outside:
             case ReplicaExited():
                 self._exited(event, now_s)
             case SpawnFailed():
-                place = self.places.pop(event.slot, None)
+                place = self.places.pop((event.slot, event.incarnation), None)
                 if place is not None:
                     self._vacated(event.slot, place, now_s)
             case PoisonDigested():
@@ -177,14 +186,24 @@ class Outside:
             event,
             now_s,
             urgency=(now_s + event.priority * self.settings.ageing_s_per_priority, self._arrivals),
-            during_drain=self.grace_ends_s is not None,
+            to_shut_door=self.grace_ends_s is not None or self.is_shut_for(event.model),
             banned=bool(event.digest) and self.bans.get((event.model, event.digest), 0.0) > now_s,
         )
         self.lives[event.id] = self.waiting[event.model][event.id] = life
 
+    def is_shut_for(self, model: str) -> bool:
+        """Whether an operator keeps requests for this model out."""
+        return False
+
+    def model_of(self, slot: str) -> ModelSettings:
+        return self.models[slot.rpartition("/")[0]]
+
+    def places_of(self, slot: str) -> list[Place]:
+        return [place for (name, _), place in self.places.items() if name == slot]
+
     def _heard(self, event: ReplicaPhaseChanged | ReplicaPulsed | ChunkArrived | ItemFinished, now_s: float) -> None:
-        place = self.places.get(event.slot)
-        if place is None or place.incarnation != event.incarnation:
+        place = self.places.get((event.slot, event.incarnation))
+        if place is None:
             return
         place.heard_s = now_s
         match event:
@@ -206,10 +225,10 @@ class Outside:
             place.doom(now_s)
             place.is_lost = event.permanent
         elif event.phase is not Phase.READY:
-            if place.was_ready:  # nobody is un-loaded: whoever says so is as good as gone
+            if place.was_ready and not place.draining:  # nobody is un-loaded: whoever says so is as good as gone
                 place.doom(now_s)
         elif not place.was_ready:
-            slot = self.slots[event.slot]
+            slot = self.ever_slots[event.slot]
             place.was_ready = slot.ever_ready = True
             place.concurrency = event.concurrency
             slot.concurrency_max = max(slot.concurrency_max, event.concurrency)
@@ -231,10 +250,9 @@ class Outside:
                 life.deaths += 1
 
     def _exited(self, event: ReplicaExited, now_s: float) -> None:
-        place = self.places.get(event.slot)
-        if place is None or place.incarnation != event.incarnation:
+        place = self.places.pop((event.slot, event.incarnation), None)
+        if place is None:
             return
-        del self.places[event.slot]
         for position, (_, items) in enumerate(place.batches):
             for request_id in items:
                 life = self.lives.get(request_id)
@@ -245,11 +263,11 @@ class Outside:
         self._vacated(event.slot, place, now_s)
 
     def _to_wait(self, request_id: RequestId, life: Life) -> None:
-        life.slot = None
+        life.place = None
         self.waiting[life.arrived.model][request_id] = life
 
     def _vacated(self, name: SlotName, place: Place, now_s: float) -> None:
-        slot, settings = self.slots[name], self.settings
+        slot, settings = self.ever_slots[name], self.settings
         failures = slot.deaths = slot.deaths + 1
         if not slot.ever_ready:
             failures = slot.failed_loads = slot.failed_loads + 1

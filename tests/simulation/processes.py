@@ -53,7 +53,7 @@ class Process(Actor):
         self._stepped_s = 0.0
         # Its last words take longer than the news of its death.
         self._speech_s = 0.5 if world.faults.strikes(Fault.LATE_WORDS, self.name) else 0.002
-        self.computer = Computer(self, world.weather.concurrency[world.models[slot]])
+        self.computer = Computer(self, world.weather.concurrency[slot.rpartition("/")[0]])
         self._load()
 
     # --- speech, death -------------------------------------------------------------------------------------------
@@ -150,6 +150,10 @@ class Process(Actor):
         if self.strikes(Fault.IDLE_CRASH):
             self.later(self.rng.uniform(0.0, PULSE_S), lambda: self.die(self.rng.choice(CRASHES)))
         self.later(PULSE_S, self._pulse)
+
+    def drain(self) -> None:
+        """What it holds goes on; nothing new will come."""
+        self.later(0.0, lambda: self.say(self._phase(Phase.DRAINING)))
 
     def stop(self) -> None:
         if not self.world.faults.strikes(Fault.STOP_IGNORED, self.name):

@@ -14,13 +14,16 @@ import pytest
 from model_worker.broker import admission, machine
 from model_worker.broker.backlog import Backlog
 from model_worker.broker.dispatch import Dispatcher
+from model_worker.broker.disuse import DisuseWatch
 from model_worker.broker.effects import KillReplica, ReleasePayload, SendReply, SpawnReplica, StopServer
 from model_worker.broker.ending import Ending
+from model_worker.broker.errands import Outcome, ServerDrain, Unload
 from model_worker.broker.ledger import Ledger
 from model_worker.broker.machine import Broker
+from model_worker.broker.managing import Managing
 from model_worker.broker.models import Model
 from model_worker.broker.processes import Processes
-from model_worker.broker.records import Credit, Replica, ReplicaState, Request, Slot
+from model_worker.broker.records import WORKING, Credit, Replica, ReplicaState, Request, Slot, Standing
 from model_worker.broker.rooms import Rooms
 from model_worker.broker.slots import SlotKeeper
 from model_worker.broker.suspicion import Suspicion
@@ -161,6 +164,10 @@ def gives_work_to_the_dying(patch: pytest.MonkeyPatch) -> None:
         """A process that told of a fault goes on as if nothing had happened."""
 
     patch.setattr(Processes, "fail", hopeful)
+
+
+def gives_work_to_those_that_drain(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Replica, "is_ready", property(lambda self: self.state in WORKING and not self.silent))
 
 
 def fences_no_attempts(patch: pytest.MonkeyPatch) -> None:
@@ -316,7 +323,7 @@ def holds_batches_for_ever(patch: pytest.MonkeyPatch) -> None:
     def held(self: Dispatcher, model: Model, now_s: float, *, may_hold: bool) -> None:
         head = model.backlog.head
         if model.settings.max_wait_s and not model.concurrency and may_hold and head is not None:
-            replica = next(iter(model.idle.values()), None)
+            replica = next(iter(model.idle), None)
             if replica is not None and not fills(model.backlog, head, replica.limits):
                 return
         dispatch(self, model, now_s, may_hold=may_hold)
@@ -404,6 +411,94 @@ def miscounts_refusals(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "refuse", twice)
 
 
+def answers_operators_twice(patch: pytest.MonkeyPatch) -> None:
+    answer = Managing._answer
+
+    def twice(self: Managing, order: Any, outcome: Any) -> None:
+        answer(self, order, outcome)
+        answer(self, order, outcome)
+
+    patch.setattr(Managing, "_answer", twice)
+
+
+def forgets_operators_when_it_stops(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Managing, "abandon", lambda self, reason, now_s: self.running.clear())
+
+
+def says_that_it_is_drained(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ServerDrain, "go_on", lambda self, now_s: Outcome("done", "drained"))
+
+
+def says_that_it_is_unloaded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Unload, "go_on", lambda self, now_s: Outcome("done", "unloaded"))
+
+
+def takes_processes_away_before_others_serve(patch: pytest.MonkeyPatch) -> None:
+    spawn = SlotKeeper.spawn_successor
+
+    def hasty(self: SlotKeeper, slot: Slot, now_s: float) -> None:
+        spawn(self, slot, now_s)
+        assert slot.replica is not None
+        self._processes.dismiss(slot.replica, now_s)
+
+    patch.setattr(SlotKeeper, "spawn_successor", hasty)
+
+
+def stops_processes_with_work_in_them(patch: pytest.MonkeyPatch) -> None:
+    dismiss = Processes.dismiss
+
+    def rude(self: Processes, replica: Replica, now_s: float) -> None:
+        if replica.state is ReplicaState.READY:
+            self.stop(replica, now_s)
+        else:
+            dismiss(self, replica, now_s)
+
+    patch.setattr(Processes, "dismiss", rude)
+
+
+def leaves_drained_processes_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Processes, "stop_drained", lambda self, now_s: None)
+
+
+def takes_the_lowest_slots_away(patch: pytest.MonkeyPatch) -> None:
+    remove = SlotKeeper.remove
+
+    def wrong(self: SlotKeeper, model: Model, removed: Any, now_s: float) -> None:
+        remove(self, model, model.slots[: len(removed)], now_s)
+
+    patch.setattr(SlotKeeper, "remove", wrong)
+
+
+def unloads_what_is_asked_for(patch: pytest.MonkeyPatch) -> None:
+    used = DisuseWatch.used
+
+    def once(self: DisuseWatch, model: Model, now_s: float) -> None:
+        if model.disuse is not None and model.disuse.since_s == 0.0:
+            used(self, model, now_s)
+
+    patch.setattr(DisuseWatch, "used", once)
+
+
+def unloads_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DisuseWatch, "due", lambda self, disuse, now_s, managed: None)
+
+
+def turns_away_who_asks_for_an_idle_model(patch: pytest.MonkeyPatch) -> None:
+    refuse = admission.refuse_at_door
+
+    def unkind(models: Any, event: Any, urgency_s: float, now_s: float, *, closed: str) -> Any:
+        model = models.get(event.model)
+        if model is not None and model.standing is Standing.IDLE and not closed:
+            return admission.Refusal(Code.MODEL_LOADING, "it is idle")
+        return refuse(models, event, urgency_s, now_s, closed=closed)
+
+    patch.setattr(machine, "refuse_at_door", unkind)
+
+
+def wakes_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DisuseWatch, "wake", lambda self, model, now_s: None)
+
+
 PLANTS: list[tuple[Plant, str, set[Promise]]] = [
     (answers_twice, "answered after its end", {Promise.ONE_ANSWER}),
     (releases_instead_of_answering, "dropped while its front waits", {Promise.ONE_ANSWER}),
@@ -419,7 +514,12 @@ PLANTS: list[tuple[Plant, str, set[Promise]]] = [
         {Promise.FENCE, Promise.FITNESS, Promise.LOADS, Promise.CONSERVATION},
     ),
     (kills_the_wrong_incarnation, "does not hold the slot", {Promise.FENCE}),
-    (gives_work_to_the_dying, "work that it cannot do", {Promise.FITNESS}),
+    (
+        gives_work_to_the_dying,
+        "work that it cannot do|cannot go on, and stays",
+        {Promise.FITNESS, Promise.PATIENCE},
+    ),
+    (gives_work_to_those_that_drain, "work that it cannot do", {Promise.FITNESS}),
     (never_notices_silence, "and is silent|is silent for|hangs for", {Promise.FITNESS, Promise.PATIENCE}),
     (ignores_the_batch_limit, "items in a batch of at most|has company", {Promise.CREDIT, Promise.ALONE}),
     (overfills_continuous_batches, "items, and takes", {Promise.CREDIT}),
@@ -436,20 +536,32 @@ PLANTS: list[tuple[Plant, str, set[Promise]]] = [
     (keeps_everything_for_suspects, "have room for . suspects", {Promise.CONSERVATION}),
     (holds_batches_for_ever, "rests while a request waits", {Promise.CONSERVATION}),
     (gives_out_the_cheapest_first, "was passed over", {Promise.ORDER}),
-    (lets_nobody_grow_old, "was passed over", {Promise.ORDER}),
+    (lets_nobody_grow_old, "was passed over|rests while", {Promise.ORDER, Promise.CONSERVATION}),
     (admits_without_limits, "wait for", {Promise.BOUNDS}),
     (counts_no_bytes, "bytes wait for", {Promise.BOUNDS}),
     (fills_a_slot_nobody_planned, "is not planned", {Promise.SLOT_TABLE}),
     (forgets_that_a_slot_is_taken, "filled while it was taken", {Promise.SLOT_TABLE}),
+    (takes_the_lowest_slots_away, "is to go, and was to stay|is said to have", {Promise.SLOT_TABLE}),
     (loads_too_many_at_once, "loads at once", {Promise.LOADS}),
     (forgets_a_slot, "after its back-off", {Promise.REFILL}),
+    (wakes_nobody, "after its back-off", {Promise.REFILL}),
     (never_notices_hangs, "hangs for", {Promise.PATIENCE}),
     (lets_loads_take_for_ever, "loads for", {Promise.PATIENCE}),
     (endures_those_that_fail, "cannot go on, and stays", {Promise.PATIENCE}),
+    (leaves_drained_processes_alone, "has drained, and was not told to stop", {Promise.PATIENCE}),
     (tells_no_process_of_cancels, "was not told that nobody waits", {Promise.CANCELS_TOLD}),
-    (lets_in_while_it_drains, "let in while the server drains", {Promise.DRAINING}),
+    (lets_in_while_it_drains, "let in through a shut door", {Promise.DRAINING}),
     (has_endless_grace, "the grace is over", {Promise.DRAINING}),
     (stops_over_its_processes, "stopped over the processes", {Promise.DRAINING}),
+    (answers_operators_twice, "answered twice", {Promise.MANAGED}),
+    (forgets_operators_when_it_stops, "were never answered", {Promise.MANAGED}),
+    (says_that_it_is_drained, "said to be drained", {Promise.MANAGED}),
+    (says_that_it_is_unloaded, "said to be unloaded, and has processes", {Promise.MANAGED}),
+    (takes_processes_away_before_others_serve, "nobody is there in its place", {Promise.HANDOVER}),
+    (stops_processes_with_work_in_them, "was told to stop, and holds", {Promise.HANDOVER}),
+    (unloads_what_is_asked_for, "was told to stop, and . requests wait", {Promise.REST}),
+    (unloads_nothing, "is kept for nobody", {Promise.REST}),
+    (turns_away_who_asks_for_an_idle_model, "turned away from a model that nobody has unloaded", {Promise.REST}),
     (counts_the_cancelled_as_served, "what ended was", {Promise.COUNTERS}),
     (miscounts_refusals, "refused were", {Promise.COUNTERS}),
     (

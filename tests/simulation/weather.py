@@ -47,6 +47,13 @@ RARITY: dict[Fault, tuple[float, float]] = {
     Fault.BURST: (0.2, 0.05),
     Fault.LOOP_STALL: (0.15, 0.001),
     Fault.SECOND_DRAIN: (0.2, 1.0),
+    Fault.LULL: (0.3, 0.1),
+    Fault.RELOAD: (0.3, 0.2),
+    Fault.SCALE: (0.3, 0.2),
+    Fault.UNLOAD: (0.15, 0.1),
+    Fault.LOAD: (0.1, 0.1),
+    Fault.DRAIN: (0.1, 0.1),
+    Fault.NONSENSE: (0.1, 0.1),
 }
 
 
@@ -67,6 +74,8 @@ class Weather:
     turn_s: float
     """How long the loop gathers facts before it lets the core settle; 0.0: it settles after each."""
     mixes_parameters: bool
+    room: int
+    """How many processes fit into memory."""
     concurrency: Mapping[str, int]
     """By model, how many requests its processes run at once; 0: they compute batch by batch."""
 
@@ -89,6 +98,7 @@ def draw_weather(seed: int, settings: BrokerSettings) -> Weather:
         moody_after_s=rng.choice((0.0, 5.0, 5.0)),
         turn_s=rng.choice((0.0, 0.0, 0.002, 0.05)),
         mixes_parameters=rng.random() < 0.3,
+        room=rng.choice((1, 99, 99)),
         concurrency={model.name: rng.choice((0, 0, 0, 1, 3, 20)) for model in settings.models},
     )
 
@@ -127,4 +137,5 @@ def _model(rng: random.Random, name: str) -> ModelSettings:
         queue_bytes_max=rng.choice((2_000, 1_000_000)),
         load_timeout_s=30.0,
         batch_timeout_s=4.0,
+        idle_unload_s=dice(rng.random(), name).choice((0.0, 0.0, 0.0, 1.5, 4.0)),
     )

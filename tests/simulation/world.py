@@ -22,6 +22,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.faults import NATURES, Fault, Faults, dice
 from tests.simulation.fronts import Front
 from tests.simulation.judge import judge_end, judge_slot_table, judge_turn
+from tests.simulation.operators import Operator, SimulatedPlanner
 from tests.simulation.processes import ENDS_ITS_PROCESS, Process
 from tests.simulation.promises import Promise, Violation
 from tests.simulation.recipe import Recipe
@@ -46,9 +47,8 @@ class World:
         self.settings = draw_settings(seed, models_max=self.recipe.models_max, replicas_max=self.recipe.replicas_max)
         self.weather = draw_weather(seed, self.settings)
         self.faults = Faults(seed, self.weather.chances, self.recipe.spared)
-        self.models = {slot.name: slot.model for slot in self.settings.slots}
-        self.broker = Broker(self.settings, 0.0)
         self.checker = Checker(self.settings)
+        self.broker = Broker(self.settings, 0.0, SimulatedPlanner(self, self.weather.room))
         # What an input does to whoever computes it, by the number that its id starts with: the same number is the same
         # payload.
         self.natures: dict[bytes, Fault | None] = {}
@@ -82,6 +82,7 @@ class World:
         self._carry_out(self.broker.start(0.0))
         for _ in range(min(self.weather.fronts, self.recipe.fronts_max)):
             self.add_front()
+        self._operator = Operator(self)
         if self.weather.turn_s:
             self._pulse()
         steps = 0
@@ -197,6 +198,7 @@ class World:
         self.events += 1
         self._unsettled = more_follow
         self._carry_out(effects)
+        self.checker.event_is_over()
         self.checker.cause = outer_cause
 
     def _close_turn(self) -> None:
@@ -260,6 +262,15 @@ class World:
             case do.SendCancel():
                 checker.saw_cancel(effect)
                 self._reach(effect.slot, effect.incarnation, lambda process: process.computer.cancel(effect.ids))
+            case do.SendDrain():
+                checker.saw_drain(effect)
+                self._reach(effect.slot, effect.incarnation, lambda process: process.drain())
+            case do.SendManaged():
+                order = checker.orders.get(effect.token)
+                shown = [SlotName(slot.slot) for slot in self.broker.slot_states(now_s)]
+                checker.saw_managed(effect, shown)
+                if order is not None:
+                    self._operator.answered(order, effect)
             case do.SendStop():
                 checker.saw_stop(effect.slot, effect.incarnation, now_s)
                 self._reach(effect.slot, effect.incarnation, lambda process: process.stop())
