@@ -1,9 +1,9 @@
 """The limit that no server can pass: the same inputs in one process, without HTTP, queue or waiting.
 
-`python -m benchmarks.offline embedding|question-answering|text-generation DIRECTORY` reads one command a line and answers
-each with one line of JSON; `Offline` is the side that asks. `limit` sorts all inputs by length, cuts them into batches by
-padded tokens, and computes them one after the other, tokenising included; `one_by_one` computes each by itself, in the
-order given, as a program without any batching would. `generate ROWS REQUESTS TOKENS` computes that many prompts in
+`python -m benchmarks.offline embedding|question-answering|text-generation DIRECTORY` reads one command a line and
+answers each with one line of JSON; `Offline` is the side that asks. `limit` sorts all inputs by length, cuts them into
+batches by padded tokens, and computes them one after the other, tokenising included; `one_by_one` computes each by
+itself, in the order given, as a program without any batching would. `generate ROWS REQUESTS TOKENS` computes that many prompts in
 batches of so many rows, each answer of that length, with the library's own `generate`.
 """
 

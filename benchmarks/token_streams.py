@@ -1,6 +1,6 @@
 """Clients of text generation: answers whole, whose tokens are counted, and answers in pieces, each with its moment.
 
-Owns the reading of event streams as OpenAI's clients read them. Talks HTTP/1.1 to loopback, a connection for each request.
+Owns the reading of event streams as OpenAI's clients read them. A connection for each request.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def streams(port: int, path: str, bodies: Sequence[bytes], connections: int, pie
 
     async def lane(left: Iterator[bytes]) -> None:
         for body in left:
-            done.append(await _read(port, path, body, pieces_max))
+            stream = await _read(port, path, body, pieces_max)
+            done.append(stream)
 
     async def run() -> None:
         left = iter(bodies)

@@ -1,8 +1,8 @@
 """Text generation: tokens per second beside static batches and `transformers serve`, and what streaming costs.
 
-Each case is a burst: so many requests at once, with answers of the same length. A static batch of the same prompts can do
-nothing better than that, so its rate is the limit: it has all prompts from the start, and no row waits for another.
-Traffic that comes and goes is kinder to continuous batching, and has no limit to be measured against.
+Each case is a burst: so many requests at once, with answers of the same length. Nothing suits a static batch better: it
+has all prompts from the start, and no row waits for another. Traffic that comes and goes is kinder to continuous
+batching, and has no limit to be measured against.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from benchmarks.offline import Offline, offline
 from benchmarks.run import Run
 from benchmarks.summary import percentile
 from benchmarks.systems import HEADWAITER, Endpoint, System, completion_body, text_systems
+from benchmarks.targets import STATIC
 from benchmarks.token_streams import streams, whole_answers
 
 LOAD, STREAMS, LEAVING, OVERHEAD = "generation", "streams", "leaving", "overhead"
 SMOLLM2, GPT_J = "SmolLM2", "GPT-J"
-STATIC = "offline, static batches"
 # Requests of a burst, by connections: a single one tells too little.
 REQUESTS = {1: 2, 8: 8, 16: 16, 32: 32}
 NEW_TOKENS = 32
