@@ -89,8 +89,8 @@ def questions(count: int = 96, seed: int = 3) -> list[dict[str, str]]:
     return [{"question": words(8, chooser) + "?", "context": words(length, chooser)} for length in lengths]
 
 
-def prompts(count: int, seed: int = 6) -> list[str]:
-    """Beginnings of texts, of 8 to 32 words, shuffled."""
+def prompts(count: int, seed: int) -> list[str]:
+    """Beginnings of texts, of 8 to 32 words, shuffled; with another seed, others."""
     chooser = random.Random(seed)
     lengths = evenly_spread(count, 8, 32)
     chooser.shuffle(lengths)

@@ -3,8 +3,8 @@
 `python -m benchmarks.offline embedding|question-answering|text-generation DIRECTORY` reads one command a line and
 answers each with one line of JSON; `Offline` is the side that asks. `limit` sorts all inputs by length, cuts them into
 batches by padded tokens, and computes them one after the other, tokenising included; `one_by_one` computes each by
-itself, in the order given, as a program without any batching would. `generate ROWS REQUESTS TOKENS` computes that many prompts in
-batches of so many rows, each answer of that length, with the library's own `generate`.
+itself, in the order given, as a program without any batching would. `generate ROWS REQUESTS TOKENS SEED` computes that
+many prompts in batches of so many rows, each answer of that length, with the library's own `generate`.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def _text_commands(directory: str) -> Command:
     def answer_one(command: list[str]) -> dict[str, float]:
         if not command or command[0] != "generate":
             raise ValueError(f"unknown command {command!r}")
-        rows, requests, tokens = map(int, command[1:])
-        texts = inputs.prompts(requests)
-        start_s = time.perf_counter()
+        rows, requests, tokens, seed = map(int, command[1:])
+        texts = inputs.prompts(requests, seed)
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         for first in range(0, requests, rows):
             batch = tokenizer(texts[first : first + rows], return_tensors="pt", padding=True)
             with torch.inference_mode():
@@ -129,7 +129,9 @@ def _text_commands(directory: str) -> Command:
                     **batch, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=tokenizer.pad_token_id
                 )
             tokenizer.batch_decode(ids)
-        return {"tokens_per_s": requests * tokens / (time.perf_counter() - start_s)}
+        made = requests * tokens
+        cpu_s = time.process_time() - start_cpu_s
+        return {"tokens_per_s": made / (time.perf_counter() - start_s), "cpu_token_ms": cpu_s / made * 1000}
 
     return answer_one
 

@@ -52,9 +52,9 @@ def _measure_model(run: Run, name: str, directory: Path) -> None:
         run.all_running(LOAD, text_systems(directory)) as endpoints,
     ):
         # The first batches of a process pay for memory and code that is made on demand.
-        limit.ask("generate 8 8 2")
+        limit.ask("generate 8 8 2 0")
         for system, endpoint in endpoints.items():
-            whole_answers(endpoint.port, system.path, _bodies(system, 8, 2), 8)
+            whole_answers(endpoint.port, system.path, _bodies(system, 8, 2, seed=0), 8)
         for number in range(1, run.rounds + 1):
             for connections in REQUESTS:
                 _burst_round(run, name, limit, endpoints, connections, number)
@@ -64,9 +64,10 @@ def _measure_model(run: Run, name: str, directory: Path) -> None:
                 _leaving_round(run, name, endpoints, number)
 
 
-def _bodies(system: System, requests: int, tokens: int, **more: object) -> list[bytes]:
+def _bodies(system: System, requests: int, tokens: int, seed: int, *, stream: bool = False) -> list[bytes]:
+    """Others with each seed: what a system has read before it may know."""
     own = {} if system.environment else {"model": "text"}
-    return [completion_body(prompt, tokens, **own, **more) for prompt in inputs.prompts(requests)]
+    return [completion_body(prompt, tokens, stream=stream, **own) for prompt in inputs.prompts(requests, seed)]
 
 
 def _new_tokens(run: Run) -> int:
@@ -78,13 +79,13 @@ def _burst_round(
 ) -> None:
     requests, tokens = REQUESTS[connections], _new_tokens(run)
     case = f"{name} c={connections}"
-    run.record(LOAD, case, STATIC, number, limit.ask(f"generate {connections} {requests} {tokens}"))
+    run.record(LOAD, case, STATIC, number, limit.ask(f"generate {connections} {requests} {tokens} {number}"))
     for system, endpoint in endpoints.items():
         pids = endpoint.pids()
         before_s = cpu_s(pids)
         try:
             made, took_s = whole_answers(
-                endpoint.port, system.path, _bodies(system, requests, tokens), connections=connections
+                endpoint.port, system.path, _bodies(system, requests, tokens, number), connections
             )
         except LoadFailed as error:
             if not system.environment:
@@ -101,7 +102,7 @@ def _streams_round(run: Run, name: str, endpoints: dict[System, Endpoint], numbe
     """Every connection asks twice, so that newcomers meet answers that are being made."""
     case = f"{name} c={STREAMING_CONNECTIONS}"
     for system, endpoint in endpoints.items():
-        bodies = _bodies(system, 2 * STREAMING_CONNECTIONS, _new_tokens(run), stream=True)
+        bodies = _bodies(system, 2 * STREAMING_CONNECTIONS, _new_tokens(run), -number, stream=True)
         try:
             read = streams(endpoint.port, system.path, bodies, STREAMING_CONNECTIONS)
         except LoadFailed as error:
@@ -126,7 +127,7 @@ def _leaving_round(run: Run, name: str, endpoints: dict[System, Endpoint], numbe
     for system, endpoint in endpoints.items():
         if system.environment:
             continue
-        body = _bodies(system, 1, LONG_ANSWER_TOKENS, stream=True)
+        body = _bodies(system, 1, LONG_ANSWER_TOKENS, -number, stream=True)
         before = _settled_steps(endpoint)
         [read] = streams(endpoint.port, system.path, body, 1, pieces_max=PIECES_READ)
         steps = _settled_steps(endpoint) - before
@@ -153,11 +154,11 @@ def _measure_overhead(run: Run, directory: Path) -> None:
     made = requests * tokens
     with run.all_running(LOAD, [system]) as endpoints:
         endpoint = endpoints[system]
-        whole_answers(endpoint.port, system.path, _bodies(system, requests, tokens), STREAMING_CONNECTIONS)
+        whole_answers(endpoint.port, system.path, _bodies(system, requests, tokens, seed=0), STREAMING_CONNECTIONS)
         for number in range(1, run.rounds + 1):
             used_us = {}
             for streamed in (False, True):
-                bodies = _bodies(system, requests, tokens, stream=streamed)
+                bodies = _bodies(system, requests, tokens, number, stream=streamed)
                 before = {role: cpu_s(list_pids()) for role, list_pids in endpoint.roots.items()}
                 if streamed:
                     streams(endpoint.port, system.path, bodies, STREAMING_CONNECTIONS)
