@@ -1,7 +1,7 @@
 # make serve    installs into .venv and serves the two models of examples/demo.toml on PORT, until Ctrl-C
 # make test     installs and runs every check: style, types, tests
 # make bench    measures headwaiter beside its peers, each in an environment of its own under .bench/, for BENCH_FLAGS
-#               see `python -m benchmarks --help`; takes 25 minutes, and a machine that does nothing else
+#               see `python -m benchmarks --help`; takes half an hour, and a machine that does nothing else
 # make soak     runs simulated clusters on all cores for SOAK_MINUTES; SOAK_FLAGS='--seed N' says from which seed on
 # make install  only installs; lint, docs and clean do what they say
 #

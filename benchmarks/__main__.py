@@ -14,7 +14,7 @@ import signal
 import time
 from pathlib import Path
 
-from benchmarks import machine, report, systems
+from benchmarks import machine, report
 from benchmarks.chart import draw
 from benchmarks.load_generator import generator_name
 from benchmarks.run import Run
@@ -22,8 +22,10 @@ from benchmarks.summary import Results
 from benchmarks.systems import BENCH_DIRECTORY, ENVIRONMENTS, ON_DEMAND
 from tests.topology import ROOT
 
-LOADS = ("echo", "embedding", "answering", "payload", "core", "memory", "start", "growth")
+LOADS = ("echo", "embedding", "answering", "generation", "payload", "core", "memory", "start", "growth")
 """Modules of `benchmarks.loads`, in the order they are measured."""
+BESIDE = {"embedding": ("livez", "fairness"), "generation": ("streams", "leaving", "overhead")}
+"""What is measured together with a load, under names of its own."""
 
 PUBLISHED = ROOT / "benchmarks" / "results" / "results.json"
 DOCUMENT = ROOT / "docs" / "performance.md"
@@ -48,15 +50,15 @@ def main() -> None:
         "generator": generator_name(),
         "peers": {name: list(ENVIRONMENTS[name]) for name in sorted(peers)},
     }
-    for name in sorted(peers):
-        if not systems.environment_python(name).exists():
-            run.say(f"installs the environment of {name}")
-        systems.install(name)
+    if not options.only:
+        # All at once, and before anything is measured; some loads alone need some of them.
+        for name in sorted(peers):
+            run.install(name)
     for load in options.only or LOADS:
         if load in results.done:
             run.say(f"{load}: measured before")
             continue
-        for name in ("livez", "fairness", load) if load == "embedding" else (load,):
+        for name in (load, *BESIDE.get(load, ())):
             results.forget(name)
         run.say(f"{load}: begins")
         importlib.import_module(f"benchmarks.loads.{load}").measure(run)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from benchmarks.summary import Figure, Results
-from benchmarks.targets import OFFLINE, OURS, OURS_2, RAW
+from benchmarks.targets import OFFLINE, OURS, OURS_2, RAW, STATIC
 
 WIDTH = 920
 LABELS = 250
@@ -57,6 +57,10 @@ PANELS = (
           "requests_per_s", OURS_2, (RAW,)),
     Panel("Embeddings of mixed lengths, 64 connections", "requests per second; the offline limit is 1", "embedding",
           "c=64", "requests_per_s", OFFLINE, (OFFLINE,)),
+    Panel("Text generation, SmolLM2, 16 connections", "generated tokens per second; a static batch offline is 1",
+          "generation", "SmolLM2 c=16", "tokens_per_s", STATIC, (STATIC,)),
+    Panel("Text generation, GPT-J's shape, 16 connections", "generated tokens per second; a static batch offline is 1",
+          "generation", "GPT-J c=16", "tokens_per_s", STATIC, (STATIC,)),
     Panel("Memory, 4 web workers and one encoder", "PSS of all processes; headwaiter is 1", "memory", "fronts=4",
           "all_mib", OURS, ()),
 )  # fmt: skip

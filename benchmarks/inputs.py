@@ -89,6 +89,14 @@ def questions(count: int = 96, seed: int = 3) -> list[dict[str, str]]:
     return [{"question": words(8, chooser) + "?", "context": words(length, chooser)} for length in lengths]
 
 
+def prompts(count: int, seed: int) -> list[str]:
+    """Beginnings of texts, of 8 to 32 words, shuffled; with another seed, others."""
+    chooser = random.Random(seed)
+    lengths = evenly_spread(count, 8, 32)
+    chooser.shuffle(lengths)
+    return [words(length, chooser) for length in lengths]
+
+
 def random_texts(length_max: int, seed: int = 4) -> Iterator[str]:
     """Texts of 1 to `length_max` words without end, no two alike but by chance."""
     chooser = random.Random(seed)

@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from benchmarks.summary import percentile
@@ -186,26 +187,48 @@ async def ask(port: int, path: str, body: bytes | None = None) -> bytes:
         writer.close()
 
 
+@asynccontextmanager
+async def open_answer(port: int, path: str, body: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """What stands behind the head of an answer that comes in `chunks`. Whoever leaves early closes the connection.
+
+    Raises:
+        LoadFailed: the answer is not 200, or the connection broke off.
+    """
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(_request(path, body))
+        await _read_head(reader)
+        yield reader
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        raise LoadFailed(f"a connection broke off: {error}") from error
+    finally:
+        writer.close()
+
+
+async def chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The pieces of an answer whose length is not known beforehand, as the server has cut them."""
+    while size := int(await reader.readline() or b"0", 16):
+        yield await reader.readexactly(size)
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+
+
 async def _read_answer(reader: asyncio.StreamReader) -> bytes:
     try:
-        head = await reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise LoadFailed(f"an answer begins with {head[:60]!r}")
+        head = await _read_head(reader)
         length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
         if length is not None:
             return await reader.readexactly(int(length[1]))
-        return await _read_chunks(reader)
+        return b"".join([part async for part in chunks(reader)])
     except (asyncio.IncompleteReadError, ConnectionError) as error:
         raise LoadFailed(f"a connection broke off: {error}") from error
 
 
-async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
-    parts = []
-    while size := int(await reader.readline(), 16):
-        parts.append(await reader.readexactly(size))
-        await reader.readexactly(2)
-    await reader.readexactly(2)
-    return b"".join(parts)
+async def _read_head(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise LoadFailed(f"an answer begins with {head[:60]!r}")
+    return head
 
 
 def _request(path: str, body: bytes | None) -> bytes:

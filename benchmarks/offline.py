@@ -1,9 +1,10 @@
 """The limit that no server can pass: the same inputs in one process, without HTTP, queue or waiting.
 
-`python -m benchmarks.offline embedding|question-answering DIRECTORY` reads one command a line and answers each with
-one line of JSON; `Offline` is the side that asks. `limit` sorts all inputs by length, cuts them into batches by padded
-tokens, and computes them one after the other, tokenising included; `one_by_one` computes each by itself, in the
-order given, as a program without any batching would.
+`python -m benchmarks.offline embedding|question-answering|text-generation DIRECTORY` reads one command a line and
+answers each with one line of JSON; `Offline` is the side that asks. `limit` sorts all inputs by length, cuts them into
+batches by padded tokens, and computes them one after the other, tokenising included; `one_by_one` computes each by
+itself, in the order given, as a program without any batching would. `generate ROWS REQUESTS TOKENS SEED` computes that
+many prompts in batches of so many rows, each answer of that length, with the library's own `generate`.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def offline(kind: str, directory: str) -> Iterator[Offline]:
 # --- the process -------------------------------------------------------------------------------------------------
 
 Compute = Callable[[Sequence[list[int]]], object]
+Command = Callable[[list[str]], dict[str, float]]
 
 
 def _load(kind: str, directory: str) -> tuple[list[Any], Callable[[Any], list[int]], Compute]:
@@ -101,6 +103,40 @@ def _load(kind: str, directory: str) -> tuple[list[Any], Callable[[Any], list[in
 
 def main() -> None:
     kind, directory = sys.argv[1:]
+    answer_one = _text_commands(directory) if kind == "text-generation" else _batch_commands(kind, directory)
+    for line in sys.stdin:
+        print(json.dumps(answer_one(line.split())), flush=True)
+
+
+def _text_commands(directory: str) -> Command:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(directory, padding_side="left")
+    tokenizer.pad_token = tokenizer.eos_token
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+    def answer_one(command: list[str]) -> dict[str, float]:
+        if not command or command[0] != "generate":
+            raise ValueError(f"unknown command {command!r}")
+        rows, requests, tokens, seed = map(int, command[1:])
+        texts = inputs.prompts(requests, seed)
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
+        for first in range(0, requests, rows):
+            batch = tokenizer(texts[first : first + rows], return_tensors="pt", padding=True)
+            with torch.inference_mode():
+                ids = model.generate(
+                    **batch, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=tokenizer.pad_token_id
+                )
+            tokenizer.batch_decode(ids)
+        made = requests * tokens
+        cpu_s = time.process_time() - start_cpu_s
+        return {"tokens_per_s": made / (time.perf_counter() - start_s), "cpu_token_ms": cpu_s / made * 1000}
+
+    return answer_one
+
+
+def _batch_commands(kind: str, directory: str) -> Command:
     entries, tokenise, compute = _load(kind, directory)
 
     def all_sorted(budget: int) -> float:
@@ -122,17 +158,20 @@ def main() -> None:
         return {"requests_per_s": len(took_ms) / seconds, **values}
 
     best = 0
-    for line in sys.stdin:
-        match line.split():
+
+    def answer_one(command: list[str]) -> dict[str, float]:
+        nonlocal best
+        match command:
             case ["limit"]:
                 if not best:
                     best = max(BUDGETS, key=all_sorted)
-                answer = {"requests_per_s": all_sorted(best), "batch_tokens": best}
+                return {"requests_per_s": all_sorted(best), "batch_tokens": best}
             case ["one_by_one", seconds]:
-                answer = one_by_one(float(seconds))
+                return one_by_one(float(seconds))
             case _:
-                raise ValueError(f"unknown command {line!r}")
-        print(json.dumps(answer), flush=True)
+                raise ValueError(f"unknown command {command!r}")
+
+    return answer_one
 
 
 if __name__ == "__main__":

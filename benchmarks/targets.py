@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.summary import Figure, Results, figure
+from benchmarks.systems import TRANSFORMERS_SERVE
 
 OURS_2, OURS = "headwaiter, 2 fronts", "headwaiter"
 OFFLINE, IN_PROCESS = "offline, sorted by length", "in process, one by one"
+STATIC = "offline, static batches"
 PLAIN, RAW = "FastAPI + pydantic, no hop", "raw ASGI, no hop"
 
 Finder = Callable[[Results], Figure | None]
@@ -63,6 +65,32 @@ def _best_ratio(load: str, case: str, value: str, ours: str, others: tuple[str, 
     return find
 
 
+def _worst_rate(cases: tuple[str, ...], other: str) -> Finder:
+    """Of generated tokens, in that of the cases which looks worst for us."""
+
+    def find(results: Results) -> Figure | None:
+        found = [ratio for case in cases if (ratio := results.ratio("generation", case, "tokens_per_s", OURS, other))]
+        # Some cases alone would say nothing about the worst.
+        return min(found, key=lambda ratio: ratio.median) if len(found) == len(cases) else None
+
+    return find
+
+
+def _worst_wait(values: tuple[str, ...]) -> Finder:
+    """Of the times of a stream, that which looks worst for us beside `transformers serve`."""
+
+    def find(results: Results) -> Figure | None:
+        ratios = [results.ratio("streams", "SmolLM2 c=16", value, OURS, TRANSFORMERS_SERVE) for value in values]
+        found = [ratio for ratio in ratios if ratio]
+        return max(found, key=lambda ratio: ratio.median, default=None)
+
+    return find
+
+
+def _steps_in_vain(results: Results) -> Figure | None:
+    return results.figure("leaving", "GPT-J c=1", OURS, "steps")
+
+
 def _fairness(results: Results) -> Figure | None:
     slow = results.by_round("fairness", "c=64", OURS, "long_p99_ms")
     usual = results.by_round("fairness", "c=64", OURS, "long_p50_ms")
@@ -99,6 +127,10 @@ def _core(results: Results) -> Figure | None:
     )
 
 
+def _cases(model: str, *connections: int) -> tuple[str, ...]:
+    return tuple(f"{model} c={count}" for count in connections)
+
+
 TARGETS = (
     Target("echo, 64 connections: over FastAPI + pydantic without a hop", "at least", 1.6, "x",
            _ratio("echo", "c=64", "requests_per_s", OURS_2, PLAIN)),
@@ -120,6 +152,19 @@ TARGETS = (
            _ratio("embedding", "c=1", "p50_ms", OURS, IN_PROCESS)),
     Target("question answering, 32 connections: share of the offline limit", "at least", 0.85, "x",
            _ratio("answering", "c=32", "requests_per_s", OURS, OFFLINE)),
+    Target("text generation, SmolLM2, 8 to 32 connections: share of static batches", "at least", 0.9, "x",
+           _worst_rate(_cases("SmolLM2", 8, 16, 32), STATIC)),
+    Target("text generation, GPT-J's shape, 8 to 32 connections: share of static batches", "at least", 0.9, "x",
+           _worst_rate(_cases("GPT-J", 8, 16, 32), STATIC)),
+    Target("text generation, SmolLM2, 1 to 32 connections: over transformers serve", "at least", 1, "x",
+           _worst_rate(_cases("SmolLM2", 1, 8, 16, 32), TRANSFORMERS_SERVE)),
+    Target("text generation, GPT-J's shape, 1 to 32 connections: over transformers serve", "at least", 1, "x",
+           _worst_rate(_cases("GPT-J", 1, 8, 16, 32), TRANSFORMERS_SERVE)),
+    Target("text streams, 16 connections: first token over transformers serve, the worse of median and p99",
+           "at most", 1, "x", _worst_wait(("first_p50_ms", "first_p99_ms"))),
+    Target("text streams, 16 connections: between tokens over transformers serve, the worse of median and p99",
+           "at most", 1, "x", _worst_wait(("between_p50_ms", "between_p99_ms"))),
+    Target("text streams: steps computed for a client that has left", "at most", 2, "", _steps_in_vain),
     Target("longest text among short ones, 64 connections: its p99 over its median", "at most", 3, "x", _fairness),
     Target("memory of a front worker", "at most", 80, "MiB", _front_worker),
     Target("memory of each further front", "at most", 60, "MiB", _further_front),

@@ -3,7 +3,8 @@
 headwaiter serve --config examples/demo.toml
 HEADWAITER_CONFIG=examples/demo.toml uvicorn examples.chat_page:app --port 8081
 
-Browsers let a page talk to the service that it came from, so it is served here and not opened as a file.
+Browsers let a page talk to the service that it came from, so it is served here and not opened as a file. For a page
+that comes from elsewhere, `http.cors_origins` names its origin.
 """
 
 from __future__ import annotations

@@ -12,11 +12,12 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
@@ -49,6 +50,8 @@ STARTUP_FAILURE = 3
 KEEP_METRICS_EVERY_S = 1.0
 # Paths whose routes are remembered; clients can ask for any.
 FOUND_MAX = 1024
+# How long a browser may remember what a page of another origin may ask.
+PREFLIGHT_KEPT_S = 600
 # A model server that is there welcomes a new worker within milliseconds, on a machine that has time for both.
 FIRST_WORD_S = 3.0
 
@@ -121,6 +124,8 @@ def create_app(config: Config | None = None) -> FastAPI:
     application.router.routes.append(own_routes)
     setattr(application.state, STATE_NAME, services.client)
     openapi.describe(application, surfaces, own_routes, secured=bool(config.http.api_keys))
+    if config.http.cors_origins:
+        _answer_pages_of(application, config.http.cors_origins)
     return application
 
 
@@ -164,6 +169,19 @@ class _Application(FastAPI):
                 self._found[place] = route, dict(names)
                 return route, dict(names)
         return None
+
+
+def _answer_pages_of(application: FastAPI, origins: Sequence[str]) -> None:
+    """Lets browsers hand answers to pages of these origins. A key travels in a header that the page sets itself, and
+    nothing here reads cookies, so none are allowed."""
+    application.add_middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("Retry-After", "Server-Timing", "X-Request-Id", "X-Should-Retry"),
+        max_age=PREFLIGHT_KEPT_S,
+    )
 
 
 def __getattr__(name: str) -> FastAPI:

@@ -44,6 +44,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 # What can stand behind `Bearer` in a header as it is.
 _API_KEY = re.compile(r"[\x21-\x7e]+")
+# As browsers write it (https://fetch.spec.whatwg.org/#origin-header); anything else would never match.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?")
 _DAY_S = 86_400
 
 
@@ -79,6 +81,9 @@ class HttpConfig(_Section):
     admin_keys: tuple[SecretStr, ...] = ()
     """Keys that open `/admin` as well, where models are reloaded, scaled, loaded and unloaded, and the service is
     drained. Empty: nobody does so over HTTP. None of them may be one of `api_keys`."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins such as `https://chat.example.org` whose pages may ask this service from a browser; `*`: any page. Empty:
+    only pages that come from the service itself. Every request then passes a middleware, which costs some time."""
     body_bytes_max: int = Field(32 * 2**20, ge=1024, le=2**29)
     """Largest request body in bytes; a larger one is refused with 413 while it is being read."""
     request_timeout_s: float = Field(60.0, gt=0, le=_DAY_S)
@@ -126,6 +131,17 @@ class HttpConfig(_Section):
                     "model could unload it: make another one, with openssl rand -hex 32",
                 )
         return self
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin: a browser sends a scheme, a host in small letters and perhaps a port, "
+                    "as in https://chat.example.org or http://localhost:3000, and nothing behind; * stands for any"
+                )
+        return origins
 
     @model_validator(mode="after")
     def _check_timeouts(self) -> Self:

@@ -375,6 +375,7 @@ class Counting(Quiet):
         return [(inputs, {}) for inputs in self.example_inputs]
 
     def prepare(self, inputs: Any, parameters: dict[str, Any]) -> Any:
+        self.note("prepared", name=inputs.get("name"))
         return dict(inputs)
 
     def can_join(self, item: Any) -> bool:

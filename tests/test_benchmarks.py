@@ -6,6 +6,10 @@ import itertools
 import json
 import random
 import statistics
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,7 +23,9 @@ from benchmarks.load_generator import LoadFailed, in_turn, read_wrk
 from benchmarks.offline import sorted_batches
 from benchmarks.report import BEGIN, END, number, placed, render, spread
 from benchmarks.summary import Figure, Results, Sample, figure, percentile, slope_per_1000
-from benchmarks.targets import OFFLINE, OURS, OURS_2, PLAIN, TARGETS, verdicts
+from benchmarks.systems import COMPLETIONS, TRANSFORMERS_SERVE, completion_body
+from benchmarks.targets import OFFLINE, OURS, OURS_2, PLAIN, STATIC, TARGETS, verdicts
+from benchmarks.token_streams import Stream, has_text, streams, whole_answers
 
 WRK = """Running 2s test @ http://127.0.0.1:1/
   1 threads and 64 connections
@@ -101,6 +107,77 @@ def test_the_core_is_kept_at_the_length_of_queue_asked_for() -> None:
         bench.broker.validate(1.0)
 
 
+def test_events_with_text_are_the_pieces_of_a_stream() -> None:
+    assert has_text(b'data: {"choices": [{"index": 0, "text": " sea"}]}')
+    assert not has_text(b'data: {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}')
+    assert not has_text(b'data: {"choices": [], "usage": {"completion_tokens": 4}}')
+    assert not has_text(b"data: [DONE]")
+    assert not has_text(b": still here")
+    with pytest.raises(LoadFailed, match="broke off: gone"):
+        has_text(b'data: {"error": "gone"}')
+
+
+def test_a_stream_tells_how_long_its_first_piece_took_and_the_pauses_behind_it() -> None:
+    stream = Stream(10.0, [10.5, 10.75, 11.75])
+    assert (stream.first_ms, stream.between_ms) == (500.0, [250.0, 1000.0])
+
+
+def test_answers_are_read_whole_and_in_pieces_and_their_readers_may_leave() -> None:
+    with text_server() as (port, left):
+        bodies = [completion_body("the sea", 5, stream=streamed) for streamed in (False, True)]
+        tokens, took_s = whole_answers(port, COMPLETIONS, bodies[:1] * 3, 2)
+        assert (tokens, took_s > 0) == (15, True)
+        assert [len(stream.pieces_s) for stream in streams(port, COMPLETIONS, bodies[1:] * 3, 2)] == [5, 5, 5]
+        assert not left.is_set()
+        [read] = streams(port, COMPLETIONS, [completion_body("the sea", 10_000, stream=True)], 1, pieces_max=2)
+        assert len(read.pieces_s) >= 2
+        assert left.wait(30)
+
+
+@contextmanager
+def text_server() -> Iterator[tuple[int, threading.Event]]:
+    """Answers as completions are answered, one word a piece; the event is set when a reader leaves early."""
+    left = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            if body["stream"]:
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                try:
+                    for _ in range(body["max_tokens"]):
+                        self.chunk(b'data: {"choices": [{"text": " sea"}]}\n\n')
+                    self.chunk(b"data: [DONE]\n\n")
+                    self.chunk(b"")
+                except OSError:
+                    left.set()
+                    self.close_connection = True
+                return
+            answer = json.dumps({"usage": {"completion_tokens": body["max_tokens"]}}).encode()
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def chunk(self, data: bytes) -> None:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port, left
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 # --- samples and figures -----------------------------------------------------------------------------------------
 
 
@@ -180,6 +257,30 @@ def test_a_goal_is_reached_or_missed_by_a_share_or_not_measured() -> None:
     assert texts["question answering, 32 connections: share of the offline limit"] == "not measured"
 
 
+def test_goals_of_text_generation_are_judged_by_the_worst_case_and_only_where_all_were_measured() -> None:
+    def texts(*cases: str) -> dict[str, str]:
+        rates = {"SmolLM2 c=1": 50.0, "SmolLM2 c=8": 95.0, "SmolLM2 c=16": 91.0, "SmolLM2 c=32": 80.0}
+        results = results_of(
+            *(("generation", case, OURS, 1, {"tokens_per_s": rates[case]}) for case in cases),
+            *(("generation", case, STATIC, 1, {"tokens_per_s": 100.0}) for case in cases),
+            *(("generation", case, TRANSFORMERS_SERVE, 1, {"tokens_per_s": 40.0}) for case in cases),
+            ("streams", "SmolLM2 c=16", OURS, 1, {"first_p50_ms": 50.0, "first_p99_ms": 90.0}),
+            ("streams", "SmolLM2 c=16", TRANSFORMERS_SERVE, 1, {"first_p50_ms": 100.0, "first_p99_ms": 75.0}),
+            ("leaving", "GPT-J c=1", OURS, 1, {"steps": 1.0}),
+        )
+        return {verdict.target.what: verdict.text for verdict in verdicts(results)}
+
+    static = "text generation, SmolLM2, 8 to 32 connections: share of static batches"
+    peer = "text generation, SmolLM2, 1 to 32 connections: over transformers serve"
+    found = texts("SmolLM2 c=1", "SmolLM2 c=8", "SmolLM2 c=16", "SmolLM2 c=32")
+    assert (found[static], found[peer]) == ("missed by 11%", "reached")
+    assert found["text streams: steps computed for a client that has left"] == "reached"
+    waits = "text streams, 16 connections: first token over transformers serve, the worse of median and p99"
+    assert found[waits] == "missed by 20%"
+    found = texts("SmolLM2 c=8", "SmolLM2 c=16")
+    assert (found[static], found[peer]) == ("not measured", "not measured")
+
+
 def test_memory_of_further_fronts_is_what_they_add() -> None:
     sizes = {1: 100.0, 2: 150.0, 4: 270.0}
     results = results_of(
@@ -203,6 +304,9 @@ def small_results() -> Results:
         ("echo", "c=64", OURS_2, 1, {"requests_per_s": 20_000.0, "cpu_front_us": 50.0}),
         ("echo", "c=64", "<peer> & co", 1, {"requests_per_s": 5_000.0}),
         ("core", "queued=100000 replicas=10", "broker core", 1, {"cpu_us": 30.0, "cpu_single_us": 60.0}),
+        ("generation", "GPT-J c=16", OURS, 1, {"tokens_per_s": 300.0}),
+        ("generation", "GPT-J c=16", STATIC, 1, {"tokens_per_s": 310.0}),
+        ("overhead", "c=16", OURS, 1, {"cpu_front_us": 27.0, "cpu_all_us": 81.0, "whole_us": 110.0}),
         ("growth", "echo", OURS, 1, {"front_mib_per_1000": 0.01, "server_mib_per_1000": -0.2}),
     )
 
@@ -213,6 +317,8 @@ def test_tables_show_ratios_and_what_one_is() -> None:
     assert "| <peer> & co | 0.25x |" in text
     assert "| 100,000 | 10 | 30.0 | 60.0 |" in text
     assert "| echo | 0.010 | -0.200 | – |" in text
+    assert "1.00x is headwaiter; here GPT-J c=16: 300 /s." in text
+    assert "| c=16 | 27.0 | – | – | 81.0 | 110 |" in text
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:

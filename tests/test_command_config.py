@@ -210,6 +210,8 @@ def test_a_bad_file_is_refused_in_one_line_with_key_value_and_remedy(
         ("[http]\napi_keys = 'xyzzy'\n", ["http.api_keys", "list"]),
         ("[http]\napi_keys = ['']\n", ["http.api_keys", "key 1 of 1 is empty"]),
         ("[http]\napi_keys = ['a', ' xyzzy']\n", ["http.api_keys", "key 2 of 2"]),
+        ("[http]\ncors_origins = ['chat.example.org']\n", ["http.cors_origins", "'chat.example.org' is no origin"]),
+        ("[http]\ncors_origins = ['https://a.org/']\n", ["http.cors_origins", "'https://a.org/' is no origin"]),
         ("[http]\napi_keys = ['a', 5]\n", ["http.api_keys[1] must be secret text, got a number"]),
     ],
 )

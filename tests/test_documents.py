@@ -51,6 +51,39 @@ def test_each_promise_names_tests_that_exist(document: str) -> None:
     assert promised <= existing, f"{document} names {sorted(promised - existing)}"
 
 
+def test_the_example_that_steps_is_the_documents_and_answers_whole_and_in_pieces() -> None:
+    document = (ROOT / "docs" / "custom-models.md").read_text()
+    match = re.search(r"```python\n(from headwaiter import Model, Progress\n.*?)```", document, re.DOTALL)
+    assert match
+    assert without_types((ROOT / "examples" / "counter.py").read_text()) == without_types(match.group(1))
+    model = {"name": "counter", "model": "examples.counter:Counter", "device": "cpu", "max_batch_size": 4}
+    with Service([model]) as service:
+        service.wait_ready()
+        # More than share a step: some join when others have ended.
+        waiting = [service.ask_later("counter", to) for to in (3, 1, 40, 5, 2, 7)]
+        assert [later.result().json() for later in waiting] == [list(range(1, to + 1)) for to in (3, 1, 40, 5, 2, 7)]
+        stream = service.http.post("/models/counter", json={"inputs": 3, "stream": True}).text
+        assert re.findall(r"data: (.+)", stream) == ["1", "2", "3", "[1,2,3]"]
+        assert service.ask("counter", "many").status_code == 500
+
+
+def without_types(source: str) -> str:
+    """The class in a program, as people write it who do not write types."""
+    [found] = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    for node in ast.walk(found):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+            node.body = [
+                ast.Assign([line.target], line.value, lineno=0)
+                if isinstance(line, ast.AnnAssign) and line.value
+                else line
+                for line in node.body
+            ]
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.unparse(found)
+
+
 def test_the_example_model_answers_as_the_document_says() -> None:
     document = (ROOT / "docs" / "custom-models.md").read_text()
     match = re.search(r"curl \S+/models/sentiment -d '(.+)'\n(.+)\n", document)

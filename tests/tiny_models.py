@@ -39,6 +39,9 @@ TEXTS = [
 # Families that get BERT's tokenizer here.
 _BERT_TOKENIZED = ("bert", "distilbert", "albert", "xlnet")
 
+# XLNet counts positions relatively, Mamba not at all, and neither knows a number of them.
+_WITHOUT_POSITIONS = ("xlnet", "mamba")
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] not in ('system', 'user', 'assistant') %}"
@@ -80,6 +83,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "window_size": 8,
     },
     "gptj": {"n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4},
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "use_cache": True},
     "llama": {
         "hidden_size": 16,
         "num_hidden_layers": 2,
@@ -98,6 +102,7 @@ _FAMILIES = {
     "GPTNeo": "gpt_neo",
     "GPTJ": "gptj",
     "Llama": "llama",
+    "Mamba": "mamba",
 }
 
 
@@ -259,8 +264,7 @@ def _model(
     ends = {"llama": {"bos_token_id": 1, "eos_token_id": 2}}.get(family, {"bos_token_id": 0, "eos_token_id": 0})
     values = {
         "vocab_size": vocabulary_size,
-        # XLNet counts positions relatively, and knows no number of them.
-        **({} if family == "xlnet" else {"max_position_embeddings": rows}),
+        **({} if family in _WITHOUT_POSITIONS else {"max_position_embeddings": rows}),
         "initializer_range": INITIAL_STD,
         **_CONFIGS[family],
         **special.get(family, ends),

@@ -53,17 +53,19 @@ class Stages:
         self._leave = leave
         self._answers = Answers(outlet, leave)
         self._arrived: SimpleQueue[list[Job] | None] = SimpleQueue()
-        self._prepared: Queue[list[Job] | None] = Queue(PREPARED_BATCHES_MAX)
+        self._is_continuous = model.continuous_batching
+        # All that a continuous batch may hold can join at its next step: where fewer fit, a burst trickles in.
+        concurrency = limits.concurrency(model)
+        self._prepared: Queue[list[Job] | None] = Queue(max(PREPARED_BATCHES_MAX, concurrency))
         self._computed: Queue[Order | None] = Queue(COMPUTED_ORDERS_MAX)
         self._prepare = PrepareStage(model, limits, self._answers)
         self._finish = FinishStage(model, self._answers, outlet)
         handover = Handover(self._computed, self._answers, leave)
-        self._is_continuous = model.continuous_batching
         self._forward = ForwardStage(model, self._answers, self._finish, handover, progress, spans)
         self._steps = StepStage(model, limits, self._answers, self._finish, handover, progress, spans)
         model.is_wanted = self._steps.is_wanted if self._is_continuous else self._forward.is_wanted
         # Of a continuous batch, each item may arrive as a batch of its own.
-        self._arrived_max = max(ARRIVED_BATCHES_MAX, limits.concurrency(model))
+        self._arrived_max = max(ARRIVED_BATCHES_MAX, concurrency)
 
     def submit(self, jobs: list[Job]) -> None:
         """Takes one batch in; never blocks. I/O thread only."""

@@ -32,7 +32,7 @@ from model_worker.runtimes.json_grammar import Grammars
 from model_worker.specs import RuntimeSpec
 from shared.errors import InvalidInput, LoadError, RequestError
 
-_OPTIONS = ("cache_tokens", "continuous_batching", "max_new_tokens", "prefill_tokens")
+_OPTIONS = ("cache_tokens", "continuous_batching", "max_new_tokens", "prefill_tokens", "prefix_tokens")
 _MAX_NEW_TOKENS = 256
 # For models that know no number of positions: no answer may hold the device for ever.
 _POSITIONS_WITHOUT_LIMIT = 32_768
@@ -48,8 +48,8 @@ class GenerationModel(Model):
     """Prompts to answers.
 
     Options: `max_new_tokens`, the number for requests that name none; `cache_tokens`, the size of the cache that the
-    running requests share; `prefill_tokens`, how much of the prompts one step reads; `continuous_batching = false`
-    computes whole batches.
+    running requests share; `prefill_tokens`, how much of the prompts one step reads; `prefix_tokens`, how much is kept
+    of what several prompts begin with; `continuous_batching = false` computes whole batches.
     """
 
     mixes_parameters = True
@@ -69,6 +69,7 @@ class GenerationModel(Model):
         self._default_max_new_tokens = _MAX_NEW_TOKENS
         self._cache_tokens: int | None = None
         self._prefill_tokens: int | None = None
+        self._prefix_tokens: int | None = None
         self._may_step = True
         self._choice = Choice(None, "not asked for")
         self._steps: Steps | None = None
@@ -228,8 +229,8 @@ class GenerationModel(Model):
         try:
             checks.refuse_unknown(options, _OPTIONS)
             numbers = {
-                name: checks.whole_number(name, options[name], at_least=1)
-                for name in ("cache_tokens", "max_new_tokens", "prefill_tokens")
+                name: checks.whole_number(name, options[name], at_least=0 if name == "prefix_tokens" else 1)
+                for name in ("cache_tokens", "max_new_tokens", "prefill_tokens", "prefix_tokens")
                 if name in options
             }
             self._may_step = checks.boolean("continuous_batching", options.get("continuous_batching", True))
@@ -239,6 +240,7 @@ class GenerationModel(Model):
         self._default_max_new_tokens = numbers.get("max_new_tokens", _MAX_NEW_TOKENS)
         self._cache_tokens = numbers.get("cache_tokens")
         self._prefill_tokens = numbers.get("prefill_tokens")
+        self._prefix_tokens = numbers.get("prefix_tokens")
 
     def _choose_engine(self) -> Choice:
         return generation_steps.choose(
@@ -246,6 +248,7 @@ class GenerationModel(Model):
             self._decoder,
             cache_tokens=self._cache_tokens,
             prefill_tokens=self._prefill_tokens,
+            prefix_tokens=self._prefix_tokens,
             rows_max=self.max_batch_size,
             limit_tokens=self._limit_tokens,
             end_ids=self._end_ids,

@@ -23,6 +23,7 @@ from model_worker.runtimes import padding
 from model_worker.runtimes.base import Model
 from model_worker.runtimes.continuous.sequences import FinishReason, not_finite, not_wanted
 from model_worker.runtimes.generation_answers import Item, Output, decoded
+from model_worker.runtimes.transfer import on_device, to_device
 from shared.errors import RequestError
 
 
@@ -40,8 +41,8 @@ def generate(
     rows = _Rows(runtime, items, decoder, end_ids)
     with torch.inference_mode(), _seeded(items, model.device):
         model.generate(
-            input_ids=padding.pad([item.ids for item in items], pad_token_id, "left").to(model.device),
-            attention_mask=padding.attention_mask(lengths, "left").to(model.device),
+            input_ids=to_device(padding.pad([item.ids for item in items], pad_token_id, "left"), model.device),
+            attention_mask=to_device(padding.attention_mask(lengths, "left"), model.device),
             generation_config=_settings(items, pad_token_id),
             logits_processor=LogitsProcessorList([rows.guard]),
             stopping_criteria=StoppingCriteriaList([rows]),
@@ -92,7 +93,7 @@ class _Rows(StoppingCriteria):
             if self._endings[index] is None:
                 self._generated[index].append(token)
                 self._endings[index] = self._ending(index, token)
-        return torch.tensor([ending is not None for ending in self._endings], device=input_ids.device)
+        return on_device([ending is not None for ending in self._endings], input_ids.device)
 
     def fail(self, index: int) -> None:
         """Ends a row without an answer."""

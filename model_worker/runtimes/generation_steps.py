@@ -26,6 +26,8 @@ _CPU_CACHE_TOKENS = 8_192
 _CPU_PREFILL_TOKENS = 256
 _ACCELERATOR_CACHE_TOKENS = 65_536
 _ACCELERATOR_PREFILL_TOKENS = 2_048
+# Of the cache, as much again for beginnings that prompts have in common.
+_PREFIX_PART = 8
 # A smaller cache than this is no help: the model itself leaves no room.
 _CACHE_TOKENS_MIN = 1_024
 _ROWS_MAX = 32
@@ -108,6 +110,7 @@ def choose(
     *,
     cache_tokens: int | None,
     prefill_tokens: int | None,
+    prefix_tokens: int | None,
     rows_max: int,
     limit_tokens: int,
     end_ids: frozenset[int],
@@ -123,7 +126,8 @@ def choose(
     prefill = prefill_tokens or (_CPU_PREFILL_TOKENS if on_cpu else _ACCELERATOR_PREFILL_TOKENS)
     prompts = _trial_prompts(tokenizer, limit_tokens)
     while True:
-        limits = Limits(size, rows_max or _ROWS_MAX, prefill)
+        prefix = size // _PREFIX_PART if prefix_tokens is None else prefix_tokens
+        limits = Limits(size, rows_max or _ROWS_MAX, prefill, prefix)
         try:
             return engines.build(model, tokenizer, limits, end_ids=end_ids, pad_token_id=pad_token_id, prompts=prompts)
         except torch.OutOfMemoryError as error:

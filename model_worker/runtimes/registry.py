@@ -91,14 +91,27 @@ def _build_own_class(module_name: str, attribute: str, spec: RuntimeSpec) -> Mod
         raise LoadError(f"{where}: its constructor failed: {type(error).__name__}: {error}", permanent=True) from error
 
 
+def _missing(found: type) -> list[str]:
+    """Methods that `found` would have to write, by what it has written."""
+
+    def has(name: str) -> bool:
+        return getattr(found, name, None) not in (None, getattr(Model, name))
+
+    # `load` may still decide that it steps, and has `forward` for when it decides otherwise.
+    steps = getattr(found, "continuous_batching", False) or (has("step") and not has("forward"))
+    return [name for name in ("load", *(("join", "leave", "step") if steps else ("forward",))) if not has(name)]
+
+
 def _as_model_class(found: Any, where: str) -> type[Model]:
     """`found` itself, or, if it only looks like a `Model`, a subclass that gets what it lacks from `Model`."""
     if not isinstance(found, type):
         raise LoadError(f"{where} is not a class but {type(found).__name__}: {found!r:.80}", permanent=True)
-    missing = [name for name in ("load", "forward") if getattr(found, name, None) in (None, getattr(Model, name))]
+    missing = _missing(found)
     if missing:
         raise LoadError(
-            f"{where} lacks {' and '.join(missing)}: a model class has load(device) and forward(items)", permanent=True
+            f"{where} lacks {' and '.join(missing)}: a model class has load(device) and forward(items), or, with "
+            "continuous_batching, join(item), leave(item) and step()",
+            permanent=True,
         )
     waiting = [name for name in _METHODS if inspect.iscoroutinefunction(getattr(found, name, None))]
     if waiting:

@@ -6,6 +6,8 @@ waits for the device; that is up to each runtime.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -17,3 +19,8 @@ def to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     if torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def on_device(values: Sequence[object], device: torch.device | str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Numbers, or lists of them, as a tensor on `device`, copied as by `to_device`."""
+    return to_device(torch.tensor(values, dtype=dtype), device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import random
 from collections.abc import Callable, Iterable
@@ -14,7 +15,9 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from model_worker.runtimes.continuous import engines, grid
+from model_worker.runtimes.continuous.causal_forward import CausalForward
 from model_worker.runtimes.continuous.dense import DenseEngine, Limits
+from model_worker.runtimes.continuous.prefixes import Prefixes
 from model_worker.runtimes.continuous.sequences import Progress, Sampling, Sequence
 from shared.errors import Code, RequestError
 from tests import tiny_models
@@ -22,6 +25,7 @@ from tests import tiny_models
 CLASSES = ["GPTNeoForCausalLM", "GPTJForCausalLM", "GPT2LMHeadModel", "LlamaForCausalLM"]
 POSITIONS = 64
 LIMITS = Limits(cache_tokens=512, rows_max=6, prefill_tokens=12)
+PREFIXED = dataclasses.replace(LIMITS, prefix_tokens=100)
 TINY = {"vocab_size": 300, "hidden_size": 16}
 
 
@@ -126,6 +130,7 @@ def test_other_families_too(load: Callable[[str], tuple[Any, Any]], model_class:
     model.generation_config = GenerationConfig()
     _, tokenizer = load("GPT2LMHeadModel")
     assert all(compared(model, run(engine_of((model, tokenizer)), some_sequences(10, 3), 3)))
+    assert all(compared(model, run(engine_of((model, tokenizer), PREFIXED), some_with_common_beginnings(8, 3), 3)))
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -140,6 +145,94 @@ def test_positions_counted_by_column_are_noticed(
     model, tokenizer = load(name)
     monkeypatch.setattr(grid.Grid, "positions", by_column)
     assert not all(compared(model, run(engine_of((model, tokenizer)), some_sequences(14, 0), 0)))
+
+
+def some_with_common_beginnings(count: int, seed: int) -> list[Sequence]:
+    """Prompts that begin with one of two texts, or with a part of one, and go on differently."""
+    chance = random.Random(seed)
+    beginnings = [[chance.randrange(3, 290) for _ in range(40)] for _ in range(2)]
+    return [
+        Sequence(
+            [
+                *chance.choice(beginnings)[: chance.choice([34, 40])],
+                *(chance.randrange(3, 290) for _ in range(chance.choice([1, 2, 5, 9]))),
+            ],
+            chance.choice([1, 6, 13]),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_common_beginning_is_read_once_and_changes_no_answer(
+    load: Callable[[str], tuple[Any, Any]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    forward = CausalForward.__call__
+
+    def counted(self: CausalForward, ids: torch.Tensor, into: grid.Grid) -> torch.Tensor:
+        read.append(ids.numel())
+        return forward(self, ids, into)
+
+    monkeypatch.setattr(CausalForward, "__call__", counted)
+    model, tokenizer = load(name)
+    costs = []
+    for limits in (LIMITS, PREFIXED):
+        read.clear()
+        events = run(engine_of((model, tokenizer), limits), some_with_common_beginnings(14, 0), 0)
+        costs.append(sum(read))
+        assert all(compared(model, events))
+    # Most of what there is to compute is the beginnings.
+    assert costs[1] < costs[0] / 2
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_beginning_in_the_wrong_place_is_noticed(
+    load: Callable[[str], tuple[Any, Any]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above: the comparison would see the likeliest mistake."""
+    cells_of = grid.Grid.cells_of
+    monkeypatch.setattr(grid.Grid, "cells_of", lambda self, row: [own.roll(1, 1) for own in cells_of(self, row)])
+    model, tokenizer = load(name)
+    events = run(engine_of((model, tokenizer), PREFIXED), some_with_common_beginnings(14, 0), 0)
+    assert not all(compared(model, events))
+
+
+def test_a_beginning_is_kept_when_it_comes_again_and_the_oldest_makes_room() -> None:
+    chance = random.Random(0)
+    shape = grid.LayerShape((1, 1), (1, 2), torch.float32)
+    prefixes = Prefixes([shape], 90, torch.device("cpu"))
+    beginnings = [[chance.randrange(1000) for _ in range(chance.randrange(33, 60))] for _ in range(6)]
+
+    def cells(ids: list[int]) -> list[torch.Tensor]:
+        values = torch.tensor([ids], dtype=torch.float32).unsqueeze(-1)
+        return [values, values.expand(1, len(ids), 2)]
+
+    known = 0
+    for _ in range(300):
+        prompt = [*chance.choice(beginnings), *(chance.randrange(1000) for _ in range(chance.randrange(3)))]
+        found = prefixes.find(prompt)
+        assert found.tokens < len(prompt)
+        known += found.tokens > 0
+        for own, expected in zip(found.cells, cells(prompt[: found.tokens]), strict=False):
+            assert torch.equal(own, expected)
+        prefixes.note(prompt, cells(prompt))
+    assert 30 < known < 300
+    # A beginning longer than there is room is kept in part.
+    longest = [chance.randrange(1000) for _ in range(200)]
+    for _ in range(2):
+        prefixes.note(longest, cells(longest))
+    assert prefixes.find(longest).tokens == 90
+
+
+def test_prompts_with_nothing_or_little_in_common_and_no_room_are_read_whole() -> None:
+    shape = grid.LayerShape((1, 1), (1, 1), torch.float32)
+    for tokens, shared in ((0, 100), (100, 31)):
+        prefixes = Prefixes([shape], tokens, torch.device("cpu"))
+        for last in range(3):
+            prompt = [*range(shared), 1000 + last]
+            assert prefixes.find(prompt).tokens == 0
+            prefixes.note(prompt, [torch.zeros(1, len(prompt), 1)] * 2)
 
 
 def test_state_space_models_have_no_engine_and_a_reason(load: Callable[[str], tuple[Any, Any]]) -> None:

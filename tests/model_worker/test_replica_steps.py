@@ -59,6 +59,20 @@ def test_items_join_and_leave_between_steps() -> None:
         assert bench.values[second] == {"numbers": [1]}
 
 
+def test_all_that_came_during_a_step_join_the_next_one() -> None:
+    """However many: a burst that trickles in ends later, and each of its steps computes less."""
+    with replica(MODEL, max_batch_size=16) as bench:
+        ids = bench.submit(held(bench, "first", 2))
+        wait_stepped(bench, ["first"])
+        for number in range(12):
+            ids += bench.submit({"name": str(number), "to": 1})
+        bench.wait_until(lambda: len(bench.journal("prepared")) == 13, "all are prepared")
+        release(bench, "first")
+        bench.wait_results(ids)
+        # The last one may be prepared and still on its way.
+        assert {"first", *map(str, range(11))} <= set(stepped(bench)[1])
+
+
 def test_no_more_share_a_step_than_the_configured_number() -> None:
     with replica(MODEL, max_batch_size=2) as bench:
         bench.values_of(*({"name": str(number), "to": 3} for number in range(5)))

@@ -6,6 +6,7 @@ There is no GPU here: what a copy to one must look like is asked of a tensor tha
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from model_worker.runtimes import compiling, embedding, registry
+from model_worker.runtimes import compiling, embedding, registry, transfer
+from model_worker.runtimes.continuous import dense, sampling
 from model_worker.runtimes.transfer import to_device
 from model_worker.specs import RuntimeSpec
 from shared.config import Config
@@ -115,3 +117,37 @@ def test_what_would_be_compiled_with_every_step_is_refused(tmp_path: Path) -> No
 def test_a_class_of_ones_own_compiles_itself() -> None:
     with pytest.raises(ValueError, match=r"call torch\.compile in its load"):
         Config(models=({"name": "own", "model": "mine:Own", "compile": True},))
+
+
+def test_what_steps_of_text_send_to_the_device_goes_from_pinned_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(tiny_models.save(tmp_path, "GPT2LMHeadModel"), "text-generation")
+    sent: list[torch.Tensor] = []
+    made = torch.tensor
+
+    def noted(tensor: torch.Tensor, device: object) -> torch.Tensor:
+        sent.append(tensor)
+        return to_device(tensor, "cpu")
+
+    def unsent(*values: Any, **keywords: Any) -> torch.Tensor:
+        if str(sys._getframe(1).f_globals["__name__"]).startswith("model_worker."):
+            assert "device" not in keywords, "made on the device: the host waits until it is there"
+        return made(*values, **keywords)
+
+    for module in (transfer, dense, sampling):
+        monkeypatch.setattr(module, "to_device", noted)
+    monkeypatch.setattr(torch, "tensor", unsent)
+    parameters: list[dict[str, Any]] = [
+        {"temperature": 1.0, "top_p": 0.9, "seed": 1},
+        {"presence_penalty": 1.0, "logprobs": 2},
+        {"temperature": 0.7},
+    ]
+    items = [model.prepare("fox", {**own, "max_new_tokens": 4}) for own in parameters]
+    for item in items:
+        model.join(item)
+    ended: list[object] = []
+    while len(ended) < len(items):
+        ended += [progress for progress in model.step() if progress.ended]
+    # At least: the prompts, the last tokens of each step but the first, and what is drawn in each.
+    assert len(sent) >= 1 + 3 + 4

@@ -380,6 +380,24 @@ def test_a_model_that_padding_changes_is_run_one_by_one(
     assert len({model.group(item) for item in items}) == len(items)
 
 
+def test_a_state_space_model_is_computed_in_whole_batches_and_says_why(tmp_path: Path) -> None:
+    # Drawn even more widely: such a model says the same token again and again otherwise.
+    directory = tiny_models.save(tmp_path, "MambaForCausalLM", initializer_range=1.0)
+    model = load(directory, continuous_batching=True)
+    assert not model.continuous_batching
+    described = model.describe()
+    assert described["batching"] == "whole answers, padded together"
+    assert described["no_continuous_batching"].startswith("MambaForCausalLM keeps no keys and values in a plain cache")
+    items = [model.prepare(prompt, {"max_new_tokens": NEW_TOKENS}) for prompt in PROMPTS]
+    assert {model.group(item) for item in items} == {None}
+    for output, prompt in zip(model.forward(items), PROMPTS, strict=True):
+        expected = generated_alone(directory, prompt)
+        assert len(set(expected)) > NEW_TOKENS // 2
+        assert output.generated_ids == expected[: len(output.generated_ids)]
+    with pytest.raises(InvalidInput, match=r"logprobs needs continuous batching, .*: MambaForCausalLM keeps no keys"):
+        model.prepare("fox", {"logprobs": 1})
+
+
 def test_the_default_length_is_an_option(directories: dict[str, Path]) -> None:
     model = load(directories["LlamaForCausalLM"], max_new_tokens=3)
     (got,) = answer(model, ("fox", {}))

@@ -70,7 +70,8 @@ def test_it_is_the_way_a_model_is_driven_and_status_shows_its_size(directory: Pa
     assert model.continuous_batching
     described = model.describe()
     assert described["batching"].startswith("continuous")
-    assert (described["cache_tokens"], described["rows_max"]) == (200, 4)
+    assert (described["cache_tokens"], described["rows_max"], described["prefix_tokens"]) == (200, 4, 25)
+    assert load(directory, prefix_tokens=0).describe()["prefix_bytes_max"] == 0
 
 
 def test_a_model_that_cannot_be_driven_so_says_why(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

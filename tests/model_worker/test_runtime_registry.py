@@ -470,6 +470,12 @@ def test_the_users_directories_go_behind_everything_installed(own_classes: Any, 
     [
         ("class Own:\n    def load(self, device): pass\n", {}, r"lacks forward: a model class has load\(device\)"),
         ("class Own: pass\n", {}, "lacks load and forward"),
+        (
+            "class Own:\n    continuous_batching = True\n    load = forward = step = lambda *a: None\n",
+            {},
+            r"lacks join and leave: .*, or, with continuous_batching, join\(item\)",
+        ),
+        ("class Own:\n    load = step = join = lambda *a: None\n", {}, "lacks leave"),
         ("def Own(): pass\n", {}, "is not a class but function"),
         (
             "class Own:\n    def load(self, device): pass\n    async def forward(self, items): return items\n",

@@ -74,7 +74,8 @@ class CausalForward:
         except Exception as error:
             # Whatever a class does that keeps something else than keys and values, it does it in its own way.
             raise Unsupported(
-                f"{type(self._model).__name__} with a plain cache: {type(error).__name__}: {error}"
+                f"{type(self._model).__name__} keeps no keys and values in a plain cache "
+                f"({type(error).__name__}: {error})"
             ) from error
         if not shapes:
             raise Unsupported(f"{type(self._model).__name__} puts no keys and values into a cache")

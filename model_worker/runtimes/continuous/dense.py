@@ -20,6 +20,7 @@ from model_worker.runtimes import padding
 from model_worker.runtimes.continuous.admission import Demand, peak_cells
 from model_worker.runtimes.continuous.causal_forward import CausalForward
 from model_worker.runtimes.continuous.grid import Grid
+from model_worker.runtimes.continuous.prefixes import Beginning, Prefixes
 from model_worker.runtimes.continuous.sampling import Draw, SamplingPlan
 from model_worker.runtimes.continuous.sequences import (
     FinishReason,
@@ -31,6 +32,7 @@ from model_worker.runtimes.continuous.sequences import (
     not_wanted,
 )
 from model_worker.runtimes.continuous.text import StopWatch, TextStream, decoding
+from model_worker.runtimes.transfer import on_device, to_device
 from shared.errors import InvalidInput
 
 
@@ -44,6 +46,8 @@ class Limits:
     """Sequences at once."""
     prefill_tokens: int
     """Tokens of prompts, padding included, that one step reads: it is how long the others wait for a newcomer."""
+    prefix_tokens: int = 0
+    """Tokens of beginnings that several prompts have in common, kept besides; 0: each prompt is read from its first."""
 
 
 @dataclass(eq=False, slots=True)
@@ -95,15 +99,33 @@ class _Row:
         return Progress(self.sequence, "", ending=error)
 
 
-class _Reading:
-    """Prompts that are being read, in a grid of their own."""
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A row that waits, and what is known of its prompt."""
 
-    def __init__(self, rows: list[_Row], forward: CausalForward, pad_token_id: int) -> None:
-        self.rows = rows
+    row: _Row
+    beginning: Beginning
+
+    @property
+    def unread(self) -> int:
+        return self.row.prompt_tokens - self.beginning.tokens
+
+
+class _Reading:
+    """Prompts that are being read, in a grid of their own; what is known of all of them is not read again."""
+
+    def __init__(self, candidates: list[_Candidate], forward: CausalForward, pad_token_id: int) -> None:
+        self.candidates = candidates
+        self.rows = rows = [candidate.row for candidate in candidates]
         prompts = [row.sequence.prompt_ids for row in rows]
-        self._ids = padding.pad(prompts, pad_token_id, "left").to(forward.device)  # int64 [rows, longest]
+        # int64 [rows, longest]
+        self._ids = to_device(padding.pad(prompts, pad_token_id, "left"), forward.device)
         self.grid = Grid(forward.layer_shapes, self._ids.numel(), forward.device)
         self.grid.open([len(prompt) for prompt in prompts])
+        # All end in the same column, so each is read from where the rest of the longest rest begins.
+        known = self._ids.shape[1] - max(candidate.unread for candidate in candidates)
+        if known:
+            self.grid.take_over(known, [candidate.beginning.cells for candidate in candidates])
         self._forward = forward
 
     @property
@@ -135,6 +157,9 @@ class DenseEngine:
         with torch.inference_mode():
             self._forward = CausalForward(model)
             self._grid = Grid(self._forward.layer_shapes, limits.cache_tokens, self._forward.device)
+            self._prefixes = Prefixes(self._forward.layer_shapes, limits.prefix_tokens, self._forward.device)
+        # What is known of prompts takes no time to read and still takes cells.
+        self._reading_cells_max = max(limits.prefill_tokens, limits.cache_tokens // 4)
         self._waiting: list[_Row] = []
         self._reading: _Reading | None = None
         self._rows: list[_Row] = []  # in the order of the grid's
@@ -194,6 +219,8 @@ class DenseEngine:
             "cache_bytes_max": self.limits.cache_tokens * bytes_per_token,
             "rows_max": self.limits.rows_max,
             "prefill_tokens": self.limits.prefill_tokens,
+            "prefix_tokens": self.limits.prefix_tokens,
+            "prefix_bytes_max": self.limits.prefix_tokens * bytes_per_token,
         }
 
     # --- coming and going ---
@@ -250,7 +277,7 @@ class DenseEngine:
         parts = []
         if self._rows:
             self._grid.reserve()
-            last_tokens = torch.tensor([[row.last_token] for row in self._rows], device=self._forward.device)
+            last_tokens = on_device([[row.last_token] for row in self._rows], self._forward.device)
             parts.append(self._forward(last_tokens, self._grid))
         readings = self._read(events, parts)
         rows = [*self._rows, *(row for reading in readings for row in reading.rows)]
@@ -284,6 +311,8 @@ class DenseEngine:
             else:
                 finished.append(part[0])
                 parts.append(part[1])
+                for index, row in enumerate(part[0].rows):
+                    self._prefixes.note(row.sequence.prompt_ids, part[0].grid.cells_of(index))
         return finished
 
     def _try(self, reading: _Reading, events: list[Progress]) -> list[tuple[_Reading, torch.Tensor]]:
@@ -294,23 +323,24 @@ class DenseEngine:
             if len(reading.rows) == 1:
                 events.append(reading.rows[0].fail(error))
                 return []
-        alone = [_Reading([row], self._forward, self._pad_token_id) for row in reading.rows]
+        alone = [_Reading([candidate], self._forward, self._pad_token_id) for candidate in reading.candidates]
         return [pair for one in alone for pair in self._try(one, events)]
 
     def _next_reading(self) -> _Reading | None:
         """The prompt that has waited longest, with as many of those nearest to it in length as one step can read."""
         if not self._waiting:
             return None
-        first = self._waiting[0]
-        group, longest = [first], first.prompt_tokens
-        others = sorted(self._waiting[1:], key=lambda row: abs(row.prompt_tokens - first.prompt_tokens))
-        for row in others:
-            longest_with_it = max(longest, row.prompt_tokens)
-            if (len(group) + 1) * longest_with_it > self.limits.prefill_tokens:
+        first, *others = [_Candidate(row, self._prefixes.find(row.sequence.prompt_ids)) for row in self._waiting]
+        group, unread, columns = [first], first.unread, first.row.prompt_tokens
+        for other in sorted(others, key=lambda other: abs(other.unread - first.unread)):
+            unread = max(unread, other.unread)
+            columns = max(columns, other.row.prompt_tokens)
+            rows = len(group) + 1
+            if rows * unread > self.limits.prefill_tokens or rows * columns > self._reading_cells_max:
                 break
-            group.append(row)
-            longest = longest_with_it
-        self._waiting = [row for row in self._waiting if row not in group]
+            group.append(other)
+        chosen = {id(candidate.row) for candidate in group}
+        self._waiting = [row for row in self._waiting if id(row) not in chosen]
         return _Reading(group, self._forward, self._pad_token_id)
 
     def _remove_ended(self, readings: list[_Reading]) -> None:

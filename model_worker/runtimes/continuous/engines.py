@@ -16,6 +16,7 @@ from model_worker.runtimes import loading
 from model_worker.runtimes.continuous.causal_forward import Unsupported
 from model_worker.runtimes.continuous.dense import DenseEngine, Limits
 from model_worker.runtimes.continuous.sequences import Progress, Room, Sequence
+from model_worker.runtimes.transfer import on_device
 from shared.errors import InvalidInput
 
 _TRIAL_NEW_TOKENS = 4
@@ -96,7 +97,7 @@ def _answers(engine: DenseEngine, prompts: Many[list[int]]) -> list[list[int]]:
 
 
 def _solo(model: Any, prompt: list[int], pad_token_id: int) -> list[int]:
-    ids = torch.tensor([prompt], device=model.device)
+    ids = on_device([prompt], model.device)
     # A configuration without an end token, so that none can cut the comparison short.
     settings = GenerationConfig(max_new_tokens=_TRIAL_NEW_TOKENS, do_sample=False, pad_token_id=pad_token_id)
     own, model.generation_config = model.generation_config, GenerationConfig()

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
+from model_worker.runtimes.transfer import on_device
+
 # Columns that are free behind the window after it has moved: moving copies all of it, so it has to pay for some steps.
 _SPARE_COLUMNS = 64
 
@@ -81,6 +83,20 @@ class Grid:
         self.starts = [longest - length for length in lengths]
         self._starts_tensor = None
 
+    def take_over(self, columns: int, beginnings: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Fills the first `columns` of an opened grid with what is known of its rows: keys and values layer by layer,
+        each [heads, tokens, size], at least as many tokens as the row has in these columns."""
+        for index, tensor in enumerate(self._tensors):
+            tensor[: self.rows, :, :columns] = 0
+            for row, (start, cells) in enumerate(zip(self.starts, beginnings, strict=True)):
+                if start < columns:
+                    tensor[row, :, start:columns] = cells[index][:, : columns - start]
+        self.end = columns
+
+    def cells_of(self, row: int) -> list[torch.Tensor]:
+        """Keys and values of a row, layer by layer, each [heads, tokens, size]; no copies."""
+        return [tensor[row, :, self.starts[row] : self.end] for tensor in self._tensors]
+
     def reserve(self, newcomers: int = 0, longest: int = 0) -> None:
         """Sees to it that `newcomers` with up to `longest` tokens fit beside the present rows, and one more column."""
         rows = self.rows + newcomers
@@ -142,7 +158,7 @@ class Grid:
 
     def _starts(self) -> torch.Tensor:
         if self._starts_tensor is None:
-            self._starts_tensor = torch.tensor(self.starts, device=self._device).unsqueeze(1)
+            self._starts_tensor = on_device(self.starts, self._device).unsqueeze(1)
         return self._starts_tensor
 
     def _settle(self) -> None:

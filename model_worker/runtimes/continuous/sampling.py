@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from model_worker.runtimes.continuous.sequences import Guide, Sampling, TokenScore
+from model_worker.runtimes.transfer import on_device, to_device
 
 # With top_p alone it is not known beforehand how many tokens are needed. Nearly always these are enough, and finding
 # them costs a twentieth of sorting a vocabulary (50,000 tokens on a CPU); where they are not, more are looked at.
@@ -85,7 +86,7 @@ class SamplingPlan:
         best, tokens = scores.max(dim=-1)
         for part, rows, truncation, draw in self._parts:
             numbers = [self._draws[index].random.random() for index in part]
-            points = torch.tensor(numbers, device=self._device).clamp_(max=_BELOW_ONE)
+            points = on_device(numbers, self._device).clamp_(max=_BELOW_ONE)
             tokens[rows] = draw(scores[rows] / truncation.temperature, truncation, points)
         if self._penalties is not None:
             self._penalties.count(tokens)
@@ -99,7 +100,7 @@ class SamplingPlan:
         """Scores in which tokens that may not come have none."""
         scores = scores.clone()
         for index, guide in self._guides:
-            allowed = guide.allowed()[: scores.shape[-1]].to(self._device)
+            allowed = to_device(guide.allowed()[: scores.shape[-1]], self._device)
             scores[index, : len(allowed)].masked_fill_(~allowed, -torch.inf)
             scores[index, len(allowed) :] = -torch.inf
         return scores
@@ -109,7 +110,7 @@ class SamplingPlan:
         if not self._reported:
             return reports
         logprobs = raw[self._reported_rows].log_softmax(dim=-1)
-        ids = torch.tensor([token_ids[index] for index in self._reported], device=self._device)
+        ids = on_device([token_ids[index] for index in self._reported], self._device)
         chosen = logprobs.gather(-1, ids[:, None])[:, 0].tolist()
         values, indices = (found.tolist() for found in logprobs.topk(min(self._top_count, raw.shape[-1]), dim=-1))
         for place, index in enumerate(self._reported):
@@ -119,7 +120,7 @@ class SamplingPlan:
         return reports
 
     def _rows(self, indices: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(indices, dtype=torch.long, device=self._device)
+        return on_device(indices, self._device, torch.long)
 
 
 class _Truncation:
@@ -127,7 +128,7 @@ class _Truncation:
 
     def __init__(self, settings: Sequence[Sampling], device: torch.device) -> None:
         def column(values: Sequence[float]) -> torch.Tensor:
-            return torch.tensor(values, device=device).unsqueeze(1)
+            return on_device(values, device).unsqueeze(1)
 
         self.temperature = column([one.temperature for one in settings])
         self.top_p = column([one.top_p for one in settings])
@@ -220,20 +221,20 @@ class _Penalties:
     def __init__(self, draws: Sequence[Draw], vocabulary: int, device: torch.device) -> None:
         indices = [index for index, draw in enumerate(draws) if draw.settings.is_penalised]
         rows = [draws[index] for index in indices]
-        self._rows = torch.tensor(indices, device=device)
+        self._rows = on_device(indices, device)
         self._is_all = len(indices) == len(draws)
         for row in rows:
             if row.seen is None:
                 row.counts = torch.zeros(vocabulary, device=device)
                 row.seen = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-                row.seen[torch.tensor(row.prompt_ids, device=device)] = True
+                row.seen[on_device(row.prompt_ids, device)] = True
         self._counts = torch.stack([row.counts for row in rows if row.counts is not None])
         self._seen = torch.stack([row.seen for row in rows if row.seen is not None])
         for row, counts, seen in zip(rows, self._counts, self._seen, strict=True):
             row.counts, row.seen = counts, seen
 
         def column(values: Sequence[float]) -> torch.Tensor:
-            return torch.tensor(values, device=device).unsqueeze(1)
+            return on_device(values, device).unsqueeze(1)
 
         self._repetition = column([row.settings.repetition_penalty for row in rows])
         self._frequency = column([row.settings.frequency_penalty for row in rows])
