@@ -74,6 +74,7 @@ class Case:
     model: str = ""
     """What the table calls it."""
     labels: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -99,14 +100,20 @@ DECISION = {
 _NEW_TOKENS = {"max_new_tokens": 4}
 
 CASES = [
-    Case("text-classification", "BertForSequenceClassification", [TEXT, "fox"], model="BERT", labels=("good", "bad")),
-    Case("token-classification", "BertForTokenClassification", [TEXT, "fox"], model="BERT", labels=("O", "B-X")),
-    Case("fill-mask", "BertForMaskedLM", [f"{TEXT} [MASK]", "fox [MASK]"], {"top_k": 2}, model="BERT"),
+    Case(
+        "text-classification", "BertForSequenceClassification", [TEXT, "fox"], labels=("good", "bad"),
+        model="BERT, RoBERTa, GPT-2, GPT-Neo",
+    ),
+    Case(
+        "token-classification", "BertForTokenClassification", [TEXT, "fox"], labels=("O", "B-X"),
+        model="BERT, RoBERTa",
+    ),
+    Case("fill-mask", "BertForMaskedLM", [f"{TEXT} [MASK]", "fox [MASK]"], {"top_k": 2}, model="BERT, RoBERTa"),
     Case(
         "zero-shot-classification", "BertForSequenceClassification", [TEXT, "fox"],
-        {"candidate_labels": ["travel", "food"]}, model="BERT", labels=("contradiction", "entailment"),
+        {"candidate_labels": ["travel", "food"]}, labels=("contradiction", "entailment"), model="BERT, RoBERTa, GPT-2",
     ),
-    Case("feature-extraction", "BertModel", [TEXT, "fox"], model="BERT"),
+    Case("feature-extraction", "BertModel", [TEXT, "fox"], model="BERT, RoBERTa, GPT-2"),
     Case("table-question-answering", "tapas", [{"table": TABLE, "query": "Who is old?"}], batches=False, model="TAPAS"),
     Case("decision", "gpt2-decision", [DECISION], batches=False, model="GPT-2"),
     Case("audio-classification", "wav2vec2", [recording(900, 400), recording(900, 400, 1)], model="wav2vec 2.0"),
@@ -157,7 +164,22 @@ CASES = [
 
 UNTRIED = {"mask-generation": "needs torchvision, which the tests run without; refused at the load where it is not"}
 """By task: why no case is here."""
-# With a runtime and tests of its own.
+# With runtimes and tests of their own; the library has a pipeline for one of them.
+OWN_RUNTIMES = [
+    Case("embedding", "BertModel", [TEXT], {"normalize": True}, model="BERT, RoBERTa, all-MiniLM-L6-v2"),
+    Case(
+        "question-answering", "BertForQuestionAnswering", [{"question": "Where is Paris?", "context": TEXT}],
+        model="BERT, RoBERTa, DistilBERT, ALBERT, XLNet, GPT-2, Llama",
+    ),
+    Case(
+        "text-generation", "GPT2LMHeadModel", [TEXT], {"max_new_tokens": 4},
+        model="GPT-2, GPT-Neo, GPT-J, Llama, SmolLM2 (GGUF)", options={"continuous_batching": False},
+    ),
+    *(
+        Case(task, "BartForConditionalGeneration", [TEXT], {"max_new_tokens": 4}, model="BART, T5")
+        for task in ("summarization", "text2text-generation", "translation")
+    ),
+]  # fmt: skip
 ELSEWHERE = frozenset({"text-generation"})
 
 
@@ -171,6 +193,8 @@ def directory(kind: str, labels: tuple[str, ...] = ()) -> Path:
         return tiny_models.save_speech(path)
     if kind == "clap":
         return tiny_models.save_sound_and_text(path)
+    if kind == "BartForConditionalGeneration":
+        return tiny_models.save_translator(path, kind)
     if kind in tiny_media_models.KINDS:
         return tiny_media_models.save(path, kind)
     return tiny_models.save(path, kind, labels=labels or None)
@@ -182,8 +206,8 @@ def _directories() -> tempfile.TemporaryDirectory[str]:
 
 
 @functools.cache
-def loaded(task: str, kind: str, labels: tuple[str, ...] = ()) -> Model:
-    model = registry.build(RuntimeSpec("tiny", str(directory(kind, labels)), task))
+def loaded(task: str, kind: str, labels: tuple[str, ...] = (), **options: object) -> Model:
+    model = registry.build(RuntimeSpec("tiny", str(directory(kind, labels)), task, options=options))
     model.load("cpu")
     return model
 
@@ -215,17 +239,18 @@ def _for_library(value: Any, kind: str, key: str = "") -> Any:
     return value
 
 
-def assert_alike(got: Any, expected: Any, tolerance: float = 1e-4) -> None:
-    """Equal within `tolerance`; pictures up to single pixels, and places in them up to one, which rounding may move."""
+def assert_alike(got: Any, expected: Any, tolerance: float = 1e-4, *, is_exact: bool = False) -> None:
+    """Equal within `tolerance`; unless `is_exact`, whole numbers up to one and pictures up to single pixels, which
+    rounding may move."""
     if isinstance(expected, dict):
         assert got.keys() == expected.keys()
         for key in expected:
-            assert_alike(got[key], expected[key], tolerance)
+            assert_alike(got[key], expected[key], tolerance, is_exact=is_exact)
     elif isinstance(expected, (list, tuple)):
         assert len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
-            assert_alike(one, other, tolerance)
-    elif isinstance(expected, (bool, str, type(None))):
+            assert_alike(one, other, tolerance, is_exact=is_exact)
+    elif (is_exact and isinstance(expected, (int, bytes))) or isinstance(expected, (bool, str, type(None))):
         assert got == expected
     elif isinstance(expected, (int, np.integer)):
         assert abs(got - expected) <= 1
