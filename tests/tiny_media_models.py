@@ -20,8 +20,13 @@ from tests.tiny_models import INITIAL_STD
 
 SIDE = 32
 _RATE_HZ = 400
-_TEXT_LAYERS = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-_VISION_LAYERS = {**_TEXT_LAYERS, "initializer_range": INITIAL_STD}
+_TEXT_LAYERS: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+_VISION_LAYERS: dict[str, Any] = {**_TEXT_LAYERS, "initializer_range": INITIAL_STD}
 _LABELS = {0: "cat", 1: "dog", 2: "fox"}
 _SQUARE = {"height": SIDE, "width": SIDE}
 
@@ -154,7 +159,6 @@ def _donut() -> Recipe:
     decoder = transformers.MBartConfig(
         vocab_size=len(tokenizer), d_model=16, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=32,
         max_position_embeddings=384, init_std=INITIAL_STD, pad_token_id=1, bos_token_id=0, eos_token_id=2,
-        is_decoder=True, add_cross_attention=True,
     )  # fmt: skip
     config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
     config.decoder_start_token_id, config.pad_token_id = 0, 1

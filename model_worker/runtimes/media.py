@@ -53,6 +53,9 @@ _WORDS_MAX = 8192
 _BOX_MAX = 1000
 _LABELS_MAX = 256
 
+Read = Callable[[Any, str], Any]
+"""Reads one value; the text is what an error calls it."""
+
 
 def decode(inputs: Any, task: str, sampling_rate_hz: int | None = None) -> Any:
     """What the task's pipeline is to be called with: pictures as PIL images, recordings as float32 samples.
@@ -155,7 +158,7 @@ class _Request:
 
     def _document(self, value: Any, where: str) -> dict[str, Any]:
         _check_keys(value, where, needed=("question",), known=("question", "image", "word_boxes"))
-        document = {"question": checks.text(f"{where}.question", value["question"])}
+        document: dict[str, Any] = {"question": checks.text(f"{where}.question", value["question"])}
         if value.get("image") is not None:
             document["image"] = self._picture(value["image"], f"{where}.image")
         if value.get("word_boxes") is not None:
@@ -197,13 +200,13 @@ class _Request:
 
     def read_prompts_with_media(self, inputs: Any) -> Any:
         pictures = self._some_pictures
-        media = {"image": pictures, "images": pictures, "audio": self._some_recordings}
+        media: dict[str, Read] = {"image": pictures, "images": pictures, "audio": self._some_recordings}
         return self._read_prompts(inputs, media, needed=("text",))
 
     def read_speeches(self, inputs: Any) -> Any:
         return self._read_prompts(inputs, {}, needed=())
 
-    def _read_prompts(self, inputs: Any, media: dict[str, Callable[[Any, str], Any]], needed: tuple[str, ...]) -> Any:
+    def _read_prompts(self, inputs: Any, media: dict[str, Read], needed: tuple[str, ...]) -> Any:
         """A text, an object of text and media, a chat, or a list of one of them."""
 
         def read(value: Any, where: str) -> Any:
@@ -214,9 +217,10 @@ class _Request:
             if not media:
                 raise InvalidInput(f"{where} must be a string or a list of messages, got {checks.shown(value)}")
             _check_keys(value, where, needed=(), known=("text", *media))
+            readers: dict[str, Read] = {"text": _texts, **media}
             found = {
                 # The pipelines know one of the two names alone.
-                "images" if key == "image" else key: media.get(key, _texts)(entry, f"{where}.{key}")
+                "images" if key == "image" else key: readers[key](entry, f"{where}.{key}")
                 for key, entry in value.items()
                 if entry is not None
             }
@@ -226,6 +230,7 @@ class _Request:
         return read(inputs, "inputs") if _is_chat(inputs) else _one_or_list(inputs, "inputs", read)
 
     def _chat(self, messages: list[Any], where: str) -> list[Any]:
+        checks.bounded(where, messages)
         return [self._message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
 
     def _message(self, message: Any, where: str) -> dict[str, Any]:
@@ -233,6 +238,7 @@ class _Request:
             raise InvalidInput(f"{where} must be a message with role and content, got {checks.shown(message)}")
         content = message["content"]
         if isinstance(content, list):
+            checks.bounded(f"{where}.content", content)
             content = [self._part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
         elif content is not None:
             content = checks.text(f"{where}.content", content)
@@ -290,7 +296,7 @@ _READERS: dict[str, Callable[[_Request, Any], Any]] = {
 }
 
 
-def _one_or_list(value: Any, where: str, read: Callable[[Any, str], Any]) -> Any:
+def _one_or_list(value: Any, where: str, read: Read) -> Any:
     if not isinstance(value, list):
         return read(value, where)
     if not value:

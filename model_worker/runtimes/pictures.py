@@ -12,7 +12,8 @@ from typing import Any
 from model_worker.runtimes import loading
 from shared.errors import InvalidInput
 
-# All pictures of one request together: one photograph of the largest cameras, about 200 MB as RGB.
+# All pictures of one request together: one photograph of the largest cameras. It takes 200 MB, and, as WebP, a gigabyte
+# while it is decoded; the pictures of other requests wait meanwhile.
 PIXELS_MAX = 2**26
 # Many processors scale the shorter side to a fixed length and the longer one along with it, however long that gets.
 SIDE_RATIO_MAX = 100

@@ -153,7 +153,7 @@ def _read_plain_wav(data: bytes, rate_hz: int) -> Samples | None:
         return None
     # A file that was cut off may end within a sample.
     samples = np.frombuffer(frames, "<i2", count=len(frames) // 2)
-    return samples.astype(np.float32) / 32768
+    return samples.astype(np.float32) / np.float32(32768)
 
 
 def _read_with_soundfile(data: bytes, rate_hz: int, where: str) -> Samples | str:

@@ -196,11 +196,13 @@ def read_request(body: bytes, task: tasks.Task, content_type: bytes = b"") -> tu
         # No picture and no recording begins so.
         return body, {}, False
     request = read_object(body, '{"inputs": …}') if boundary is None else forms.read_form(body, boundary)
-    keys = (*_KEYS, *task.keys)
+    keys = (*_KEYS, *task.keys, *filter(None, [task.other_inputs]))
     unknown = [key[:60] for key in request if key not in keys]
     if unknown:
         text = f"unknown key {unknown[0]!r}: a request has {', '.join(keys)}; what a task takes goes into parameters"
         raise InvalidInput(text, detail={"unknown": unknown[:5]})
+    if task.other_inputs in request and "inputs" not in request:
+        request["inputs"] = {task.other_inputs: request.pop(task.other_inputs)}
     if "inputs" not in request:
         raise InvalidInput('the request has no inputs: send {"inputs": …}')
     parameters = request.get("parameters") or {}

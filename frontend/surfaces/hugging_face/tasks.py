@@ -70,6 +70,8 @@ class Task:
     ask: Callable[[object, Parameters], Question] = _ask_as_it_is
     keys: tuple[str, ...] = ()
     """Parameters that stand beside `inputs`."""
+    other_inputs: str = ""
+    """A key that may stand in place of `inputs`, and is then all that is in them."""
     takes_bytes: bool = False
     """Whether a body that is no JSON is the input itself: a picture, a recording."""
 
@@ -233,7 +235,7 @@ def _as_file(answer: Any) -> Any:
 
 _PLAIN = Task()
 _MEDIA = Task(takes_bytes=True)
-_OWN_CLASS = Task(_ask_own_class, keys=("question", "image"), takes_bytes=True)
+_OWN_CLASS = Task(_ask_own_class, keys=("question", "image"), other_inputs="table", takes_bytes=True)
 _TASKS: Mapping[str, Task] = {
     "text-classification": Task(_classify),
     "token-classification": Task(_classify_tokens),
