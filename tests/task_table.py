@@ -53,7 +53,7 @@ def _row(cases: list[Case]) -> str:
         _runtime(first.task),
         "yes" if any(case.batches for case in cases) else "no",
         ", ".join(dict.fromkeys(case.model for case in cases)),
-        "native, `/hf`" if _is_asked_over_http(first.task) else "in process",
+        "native, `/hf`" if _is_asked_by_clients(first.task) else "native",
     ]
     return f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
 
@@ -104,12 +104,12 @@ def _runtime(task: str) -> str:
     return f"`{module.rpartition('.')[2]}`"
 
 
-def _is_asked_over_http(task: str) -> bool:
-    """Whether the tests with Hugging Face's clients configure such a model; they compare with the native route."""
+def _is_asked_by_clients(task: str) -> bool:
+    """Whether the tests with Hugging Face's clients have such a model."""
     names = [task, *(alias for alias, name in tasks.ALIASES.items() if name == task)]
     files = [ROOT / "tests" / "frontend" / f"test_hugging_face_{name}.py" for name in ("client", "media", "texts")]
     text = "".join(file.read_text() for file in files)
-    return any(re.search(rf'\(\s*"{name}"\s*,', text) for name in names)
+    return any(re.search(rf'\(\s*"{name}"\s*,|: "{name}-\w+",', text) for name in names)
 
 
 def written(document: Path = DOCUMENT) -> str:

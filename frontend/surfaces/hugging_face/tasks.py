@@ -23,6 +23,7 @@ Parameters = dict[str, object]
 EMBEDDING = "embedding"
 TEXT_GENERATION = "text-generation"
 SENTENCE_SIMILARITY = "sentence-similarity"
+IMAGE_TEXT_TO_TEXT = "image-text-to-text"
 # Names that the configuration takes as well.
 _ALIASES: Mapping[str, str] = {
     "ner": "token-classification",
@@ -33,6 +34,7 @@ _ALIASES: Mapping[str, str] = {
 _ALSO_ASKED_AS: Mapping[str, frozenset[str]] = {
     EMBEDDING: frozenset({"feature-extraction", SENTENCE_SIMILARITY}),
     TEXT_GENERATION: frozenset({"conversational"}),
+    IMAGE_TEXT_TO_TEXT: frozenset({"image-to-text", "visual-question-answering"}),
 }
 _EMBEDDING_KEYS = ("dimensions", "encoding_format", "normalize", "prompt_name", "truncate", "truncation_direction")
 # A vector of zeros has no direction; its similarity to anything is 0.
@@ -206,6 +208,34 @@ def _as_wav(answer: Any) -> File:
     return File(stream.getvalue(), b"audio/wav")
 
 
+# --- pictures and words ---
+
+
+def _ask_about_picture(inputs: object, parameters: Parameters) -> Question:
+    """A picture by itself is to be described; one with a question is to be looked at for its answer.
+
+    Anything else is a prompt, as the pipeline takes it.
+    """
+    question = parameters.pop("question", None)
+    picture = parameters.pop("image", None) or inputs
+    if question is None and not isinstance(inputs, bytes):
+        return Question(inputs, parameters)
+    content: list[object] = [{"type": "image", "image": picture}]
+    chat = [{"role": "user", "content": content}]
+    parameters = {"return_full_text": False, **parameters}
+    if question is None:
+        return Question(chat, parameters, _texts)
+    # How many answers the client wants; to the model it would be how many tokens to choose from.
+    if parameters.pop("top_k", 1) != 1:
+        raise InvalidInput("top_k must be 1: this model gives one answer, and no score")
+    content.append({"type": "text", "text": question})
+    return Question(chat, parameters, lambda answers: [{"answer": each["generated_text"]} for each in answers])
+
+
+def _texts(answers: Any) -> Any:
+    return [{"generated_text": each["generated_text"]} for each in answers]
+
+
 # --- classes of the user's own ---
 
 # What files begin with, after so many other bytes.
@@ -245,6 +275,7 @@ _TASKS: Mapping[str, Task] = {
     "feature-extraction": Task(_extract_features, keys=_EMBEDDING_KEYS),
     "automatic-speech-recognition": Task(_recognise, takes_bytes=True),
     "text-to-audio": Task(_speak),
+    IMAGE_TEXT_TO_TEXT: Task(_ask_about_picture, keys=("question", "image"), takes_bytes=True),
     **dict.fromkeys(
         (
             "audio-classification",
