@@ -128,7 +128,7 @@ def save(
         config["id2label"] = dict(enumerate(labels))
         config["label2id"] = {label: index for index, label in enumerate(labels)}
     family = _FAMILIES[class_name.partition("For")[0].removesuffix("Model").removesuffix("LMHead")]
-    tokenizer = _tokenizer(family)
+    tokenizer = build_tokenizer(family)
     tokenizer.chat_template = chat_template
     if model_max_length is not None:
         tokenizer.model_max_length = model_max_length
@@ -275,7 +275,7 @@ def _model(
         return model_class(config_class(**values))
 
 
-def _tokenizer(family: str) -> Any:
+def build_tokenizer(family: str) -> Any:
     if family in _BERT_TOKENIZED:
         return _bert_tokenizer()
     if family == "roberta":

@@ -1,75 +1,86 @@
-"""Images and sound as they arrive in a request: raw bytes, base64 text, or samples; nothing else.
+"""What may stand in a request of a task that sees, hears or speaks, and where in it pictures, sound and films are.
 
-Owns what a caller may name as an image or a recording. Refuses URLs and file names: a pipeline given one would fetch
-it, or open it on this machine, for whoever asks.
+Owns the shape of each task's inputs: what is not listed here does not reach a pipeline, at any depth. Refuses URLs and
+file names, wherever they stand: a pipeline given one would fetch it, or open it on this machine, for whoever asks.
+`pictures`, `recordings` and `films` read what is found, and bound it.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import importlib.util
 import io
 import json
-import wave
-from typing import Any, Literal
+import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from model_worker.runtimes import checks
+from model_worker.runtimes.films import Film
+from model_worker.runtimes.pictures import PictureReader
+from model_worker.runtimes.recordings import RecordingReader
 from shared.errors import InvalidInput
 
-Kind = Literal["image", "audio", "video"]
-
-IMAGE_TASKS = frozenset(
+# Their bare input is one picture.
+_PICTURE_TASKS = frozenset(
     {
         "depth-estimation",
-        "document-question-answering",
         "image-classification",
         "image-feature-extraction",
         "image-segmentation",
-        "keypoint-matching",
         "mask-generation",
         "object-detection",
         "zero-shot-image-classification",
-        "zero-shot-object-detection",
     }
 )
+# This pipeline takes the samples alone.
 _BARE_SAMPLES_TASK = "zero-shot-audio-classification"
 AUDIO_TASKS = frozenset({"audio-classification", "automatic-speech-recognition", _BARE_SAMPLES_TASK})
-# Its cells are text, whatever its columns are called.
-_TABLE_TASK = "table-question-answering"
-_DECISION_TASK = "decision"
+VIDEO_TASK = "video-classification"
+DOCUMENT_TASK = "document-question-answering"
+LABELLED_PICTURE_TASK = "zero-shot-object-detection"
+IMAGE_TASKS = _PICTURE_TASKS | {DOCUMENT_TASK, LABELLED_PICTURE_TASK, "keypoint-matching"}
 
-_KINDS_OF_KEYS: dict[str, Kind] = {"image": "image", "images": "image", "audio": "audio", "audios": "audio"}
-_REFERENCE_KEYS = frozenset({"url", "path", "image_url", "audio_url", "video", "videos", "base64"})
+INPUT_PARAMETERS = {DOCUMENT_TASK: "word_boxes", LABELLED_PICTURE_TASK: "candidate_labels"}
+"""By task: the part of its inputs that may also be a parameter, as Hugging Face's clients send it."""
 
+# Of one table. The tokenizer cuts row by row, and begins anew each time.
+_CELLS_MAX = 4096
+# Words of one document, and labels of one picture, each of which is a model input of its own.
+_WORDS_MAX = 8192
+_BOX_MAX = 1000
+_LABELS_MAX = 256
 
-def kind_of_task(task: str) -> Kind | None:
-    """What a bare string or bytes object stands for in this task's inputs; None: text."""
-    if task in IMAGE_TASKS:
-        return "image"
-    if task == "video-classification":
-        return "video"
-    return "audio" if task in AUDIO_TASKS else None
+Read = Callable[[Any, str], Any]
+"""Reads one value; the text is what an error calls it."""
 
 
 def decode(inputs: Any, task: str, sampling_rate_hz: int | None = None) -> Any:
-    """Replaces encoded images (by PIL images) and recordings (by bytes or float32 arrays), at any depth.
+    """What the task's pipeline is to be called with: pictures as PIL images, recordings as float32 samples.
 
     `sampling_rate_hz` is the model's own, for tasks that listen.
 
     Raises:
-        InvalidInput: a URL, a file name, data that is no image, or a recording of a rate that cannot be used.
+        InvalidInput: a URL, a file name, data that cannot be read or is too large, or another shape.
     """
-    if task == _TABLE_TASK:
+    return _Request(task, sampling_rate_hz).read(inputs)
+
+
+def with_named_parts(inputs: Any, task: str, arguments: dict[str, Any]) -> Any:
+    """The inputs together with what may also be given as a parameter, and is then taken out of `arguments`."""
+    name = INPUT_PARAMETERS.get(task)
+    if name is None or arguments.get(name) is None:
         return inputs
-    if task == _DECISION_TASK:
-        return _decode_decision(inputs, "inputs")
-    decoded = _decode(inputs, kind_of_task(task), "inputs")
-    if task in AUDIO_TASKS and sampling_rate_hz is not None:
-        return _at_rate(decoded, "inputs", sampling_rate_hz, bare=task == _BARE_SAMPLES_TASK)
-    return decoded
+    part = arguments.pop(name)
+
+    def joined(value: Any, where: str) -> Any:
+        if task == LABELLED_PICTURE_TASK and isinstance(value, (str, bytes)):
+            value = {"image": value}
+        return {name: part, **value} if isinstance(value, dict) else value
+
+    return _one_or_list(inputs, "inputs", joined)
 
 
 def to_plain(value: Any) -> Any:
@@ -87,108 +98,283 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def _decode(value: Any, kind: Kind | None, where: str) -> Any:
-    if isinstance(value, list):
-        return [_decode(entry, kind, f"{where}[{index}]") for index, entry in enumerate(value)]
-    if isinstance(value, dict):
-        return _decode_object(value, where)
-    if kind is None or not isinstance(value, (str, bytes)):
-        return value
-    data = _from_base64(value, where) if isinstance(value, str) else value
-    if kind == "image":
-        return _open_image(data, where)
-    # Video readers take bytes for the name of a file.
-    return io.BytesIO(data) if kind == "video" else data
+class _Request:
+    """The inputs of one request: the bounds hold for all that is in them."""
 
+    def __init__(self, task: str, rate_hz: int | None) -> None:
+        self._task = task
+        self._pictures = PictureReader()
+        self._recordings = RecordingReader(rate_hz)
 
-def _decode_object(value: dict[str, Any], where: str) -> dict[str, Any]:
-    samples = next((name for name in ("array", "raw") if name in value), None)
-    if samples is not None:
-        return {**value, samples: _samples(value[samples], f"{where}.{samples}")}
-    decoded = {}
-    for key, entry in value.items():
-        if key in _REFERENCE_KEYS:
-            raise InvalidInput(
-                f"{where}.{key} is not read: give the data itself, as bytes or base64, under 'image' or 'audio'"
-            )
-        decoded[key] = _decode(entry, _KINDS_OF_KEYS.get(key), f"{where}.{key}")
-    return decoded
+    def read(self, inputs: Any) -> Any:
+        task = self._task
+        if task in _PICTURE_TASKS:
+            return _one_or_list(inputs, "inputs", self._picture)
+        if task in AUDIO_TASKS:
+            return _one_or_list(inputs, "inputs", self._recording)
+        if task in _READERS:
+            return _READERS[task](self, inputs)
+        return inputs
 
+    # --- single media ---
 
-def _decode_decision(inputs: Any, where: str) -> Any:
-    """A request of the decision pipeline, or its JSON: only its assets are media; all else is the caller's own."""
-    if isinstance(inputs, list):
-        return [_decode_decision(entry, f"{where}[{index}]") for index, entry in enumerate(inputs)]
-    if isinstance(inputs, str):
-        try:
-            inputs = json.loads(inputs)
-        except ValueError as error:
-            raise InvalidInput(f"{where} is text, but not the JSON of a request: {error}") from None
-    if not isinstance(inputs, dict) or not isinstance(assets := inputs.get("assets") or {}, dict):
-        raise InvalidInput(f"{where} must be an object, and its assets as well, got {checks.shown(inputs)}")
-    images = {}
-    for name, asset in assets.items():
-        data = asset.get("data_base64") if isinstance(asset, dict) else asset
-        images[name] = _decode(data, "image", f"{where}.assets.{name}")
-    return {**inputs, "assets": images} if images else inputs
+    def _picture(self, value: Any, where: str) -> Any:
+        return self._pictures.read(_bytes(value, where), where)
 
+    def _recording(self, value: Any, where: str) -> Any:
+        """As the pipelines of the tasks that only listen take it."""
+        if not isinstance(value, dict):
+            return self._samples(value, where)
+        bare = self._task == _BARE_SAMPLES_TASK
+        recording = self._recordings.read_object(value, where, may_resample=not bare)
+        return recording["raw"] if bare else recording
 
-def _at_rate(value: Any, where: str, rate_hz: int, *, bare: bool) -> Any:
-    """Checks the rate of each recording given as samples; `bare`: the pipeline takes the samples alone."""
-    if isinstance(value, list):
-        return [_at_rate(entry, f"{where}[{index}]", rate_hz, bare=bare) for index, entry in enumerate(value)]
-    if isinstance(value, bytes):
-        value = _read_wav(value, rate_hz)
-    if not isinstance(value, dict):
-        return value
-    given = value.get("sampling_rate")
-    if given != rate_hz and (bare or importlib.util.find_spec("torchaudio") is None):
+    def _samples(self, value: Any, where: str) -> Any:
+        """Samples at the model's rate."""
+        if isinstance(value, dict):
+            return self._recordings.read_object(value, where, may_resample=False)["raw"]
+        if isinstance(value, (str, bytes)):
+            return self._recordings.read_file(_bytes(value, where), where)
+        return self._recordings.read_samples(value, where)
+
+    def _some_pictures(self, value: Any, where: str) -> Any:
+        """One, or a list; of a list for each of several texts."""
+        if isinstance(value, list) and value and isinstance(value[0], list):
+            return [_one_or_list(entry, f"{where}[{index}]", self._picture) for index, entry in enumerate(value)]
+        return _one_or_list(value, where, self._picture)
+
+    def _some_recordings(self, value: Any, where: str) -> Any:
+        """One, or a list; a list of numbers is one."""
+        is_one = isinstance(value, list) and value and isinstance(value[0], (int, float))
+        return self._samples(value, where) if is_one else _one_or_list(value, where, self._samples)
+
+    # --- objects ---
+
+    def read_films(self, inputs: Any) -> Any:
+        return _one_or_list(inputs, "inputs", lambda value, where: Film(_bytes(value, where), where))
+
+    def read_documents(self, inputs: Any) -> Any:
+        return _one_or_list(inputs, "inputs", self._document)
+
+    def _document(self, value: Any, where: str) -> dict[str, Any]:
+        _check_keys(value, where, needed=("question",), known=("question", "image", "word_boxes"))
+        document: dict[str, Any] = {"question": checks.text(f"{where}.question", value["question"])}
+        if value.get("image") is not None:
+            document["image"] = self._picture(value["image"], f"{where}.image")
+        if value.get("word_boxes") is not None:
+            document["word_boxes"] = _word_boxes(value["word_boxes"], f"{where}.word_boxes")
+        if len(document) == 1:
+            raise InvalidInput(f"{where} has neither image nor word_boxes: give at least one of them")
+        return document
+
+    def read_labelled_pictures(self, inputs: Any) -> Any:
+        return _one_or_list(inputs, "inputs", self._labelled_picture)
+
+    def _labelled_picture(self, value: Any, where: str) -> dict[str, Any]:
+        keys = ("image", "candidate_labels")
+        _check_keys(value, where, needed=keys, known=keys)
+        labels = value["candidate_labels"]
+        labels = checks.texts(f"{where}.candidate_labels", labels.split(",") if isinstance(labels, str) else labels)
+        if len(labels) > _LABELS_MAX:
+            raise InvalidInput(f"{where}.candidate_labels are {len(labels)}; at most {_LABELS_MAX} at once")
+        return {"image": self._picture(value["image"], f"{where}.image"), "candidate_labels": labels}
+
+    def read_picture_pairs(self, inputs: Any) -> Any:
+        if isinstance(inputs, list) and inputs and all(isinstance(entry, list) for entry in inputs):
+            return [self._pair(pair, f"inputs[{index}]") for index, pair in enumerate(inputs)]
+        return self._pair(inputs, "inputs")
+
+    def _pair(self, value: Any, where: str) -> list[Any]:
+        if not isinstance(value, list) or len(value) != 2:
+            raise InvalidInput(f"{where} must be a list of two pictures, got {checks.shown(value)}")
+        return [self._picture(picture, f"{where}[{index}]") for index, picture in enumerate(value)]
+
+    def read_tables(self, inputs: Any) -> Any:
+        return _one_or_list(inputs, "inputs", _table)
+
+    # --- chats, and text beside media ---
+
+    def read_prompts_with_pictures(self, inputs: Any) -> Any:
+        pictures = self._some_pictures
+        return self._read_prompts(inputs, {"image": pictures, "images": pictures}, needed=("images", "text"))
+
+    def read_prompts_with_media(self, inputs: Any) -> Any:
+        pictures = self._some_pictures
+        media: dict[str, Read] = {"image": pictures, "images": pictures, "audio": self._some_recordings}
+        return self._read_prompts(inputs, media, needed=("text",))
+
+    def read_speeches(self, inputs: Any) -> Any:
+        return self._read_prompts(inputs, {}, needed=())
+
+    def _read_prompts(self, inputs: Any, media: dict[str, Read], needed: tuple[str, ...]) -> Any:
+        """A text, an object of text and media, a chat, or a list of one of them."""
+
+        def read(value: Any, where: str) -> Any:
+            if isinstance(value, str):
+                return value
+            if _is_chat(value):
+                return self._chat(value, where)
+            if not media:
+                raise InvalidInput(f"{where} must be a string or a list of messages, got {checks.shown(value)}")
+            _check_keys(value, where, needed=(), known=("text", *media))
+            readers: dict[str, Read] = {"text": _texts, **media}
+            found = {
+                # The pipelines know one of the two names alone.
+                "images" if key == "image" else key: readers[key](entry, f"{where}.{key}")
+                for key, entry in value.items()
+                if entry is not None
+            }
+            _check_keys(found, where, needed=needed, known=tuple(found))
+            return found
+
+        return read(inputs, "inputs") if _is_chat(inputs) else _one_or_list(inputs, "inputs", read)
+
+    def _chat(self, messages: list[Any], where: str) -> list[Any]:
+        checks.bounded(where, messages)
+        return [self._message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
+
+    def _message(self, message: Any, where: str) -> dict[str, Any]:
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise InvalidInput(f"{where} must be a message with role and content, got {checks.shown(message)}")
+        content = message["content"]
+        if isinstance(content, list):
+            checks.bounded(f"{where}.content", content)
+            content = [self._part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+        elif content is not None:
+            content = checks.text(f"{where}.content", content)
+        return {**message, "content": content}
+
+    def _part(self, part: Any, where: str) -> dict[str, Any]:
+        """One part of a message, as chat templates and processors have it; also as OpenAI's clients send it."""
+        match part:
+            case {"type": "text", "text": str(text)} if len(part) == 2:
+                return {"type": "text", "text": text}
+            case {"type": "image", "image": data} if len(part) == 2:
+                return {"type": "image", "image": self._picture(data, f"{where}.image")}
+            case {"type": "image_url", "image_url": {"url": data} | str(data)} if len(part) == 2:
+                return {"type": "image", "image": self._picture(data, f"{where}.image_url")}
+            case {"type": "audio", "audio": data} if len(part) == 2:
+                return {"type": "audio", "audio": self._samples(data, f"{where}.audio")}
+            case {"type": "input_audio", "input_audio": {"data": data}} if len(part) == 2:
+                return {"type": "audio", "audio": self._samples(data, f"{where}.input_audio.data")}
         raise InvalidInput(
-            f"{where}.sampling_rate must be {rate_hz}, got {checks.shown(given)}: recordings are not resampled here"
+            f'{where} must be {{"type": "text", "text"}}, {{"type": "image", "image"}} or {{"type": "audio", "audio"}} '
+            f"with the data itself, as bytes or base64; URLs and file names are not read, got {checks.shown(part)}"
         )
-    return value.get("raw", value.get("array")) if bare else value
+
+    # --- decisions ---
+
+    def read_decisions(self, inputs: Any) -> Any:
+        return _one_or_list(inputs, "inputs", self._decision)
+
+    def _decision(self, value: Any, where: str) -> Any:
+        """A request of the decision pipeline, or its JSON: only its assets are media; all else is the caller's own."""
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise InvalidInput(f"{where} is text, but not the JSON of a request: {error}") from None
+        if not isinstance(value, dict) or not isinstance(assets := value.get("assets") or {}, dict):
+            raise InvalidInput(f"{where} must be an object, and its assets as well, got {checks.shown(value)}")
+        images = {}
+        for name, asset in assets.items():
+            data = asset.get("data_base64") if isinstance(asset, dict) else asset
+            images[name] = self._picture(data, f"{where}.assets.{name}")
+        return {**value, "assets": images} if images else value
 
 
-def _read_wav(data: bytes, rate_hz: int) -> Any:
-    """The samples of a WAV file in its plainest form, at the model's rate, as a decoder for all kinds of files would
-    read them; anything else as it is, for the pipeline's decoder."""
-    try:
-        with wave.open(io.BytesIO(data)) as file:
-            if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, rate_hz):
-                return data
-            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-    except (wave.Error, EOFError):
-        return data
-    return {"raw": samples.astype(np.float32) / 32768, "sampling_rate": rate_hz} if samples.size else data
+_READERS: dict[str, Callable[[_Request, Any], Any]] = {
+    "any-to-any": _Request.read_prompts_with_media,
+    "decision": _Request.read_decisions,
+    DOCUMENT_TASK: _Request.read_documents,
+    "image-text-to-text": _Request.read_prompts_with_pictures,
+    "keypoint-matching": _Request.read_picture_pairs,
+    "table-question-answering": _Request.read_tables,
+    "text-to-audio": _Request.read_speeches,
+    VIDEO_TASK: _Request.read_films,
+    LABELLED_PICTURE_TASK: _Request.read_labelled_pictures,
+}
 
 
-def _from_base64(text: str, where: str) -> bytes:
-    if text.startswith("data:"):
-        text = text.partition(",")[2]
+def _one_or_list(value: Any, where: str, read: Read) -> Any:
+    if not isinstance(value, list):
+        return read(value, where)
+    if not value:
+        raise InvalidInput(f"{where} is an empty list: give at least one")
+    checks.bounded(where, value)
+    return [read(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
+
+
+def _texts(value: Any, where: str) -> str | list[str]:
+    return value if isinstance(value, str) else checks.texts(where, value)
+
+
+def _is_chat(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "role" in value[0]
+
+
+def _check_keys(value: Any, where: str, *, needed: tuple[str, ...], known: tuple[str, ...]) -> None:
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{where} must be an object with {', '.join(known)}, got {checks.shown(value)}")
+    for key in value:
+        if key not in known:
+            raise InvalidInput(f"{where}.{key[:60]} is not read: an object here has {', '.join(known)}")
+    for key in needed:
+        if key not in value:
+            raise InvalidInput(f"{where} has no {key}")
+
+
+def _bytes(value: Any, where: str) -> bytes:
+    """The content of a file: bytes, or base64, also as a `data:` URL."""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise InvalidInput(f"{where} must be bytes or base64, got {checks.shown(value)}")
+    text = value.partition(",")[2] if value.startswith("data:") else value
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidInput(
-            f"{where} must be bytes or base64; URLs and file names are not read, got {checks.shown(text)}"
+            f"{where} must be bytes or base64; URLs and file names are not read, got {checks.shown(value)}"
         ) from None
 
 
-def _open_image(data: bytes, where: str) -> Any:
-    from PIL import Image
-
-    try:
-        image = Image.open(io.BytesIO(data))
-        image.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InvalidInput(f"{where} is not an image that can be read: {error}") from None
-    return image
+def _word_boxes(value: Any, where: str) -> list[list[Any]]:
+    """Words with their places. An accelerator that looks up a place that is none ends the process for everybody."""
+    if not isinstance(value, list) or not value or len(value) > _WORDS_MAX:
+        raise InvalidInput(f"{where} must be a list of 1 to {_WORDS_MAX} words with their boxes")
+    return [_word_box(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
 
 
-def _samples(value: Any, where: str) -> Any:
-    try:
-        samples = np.asarray(value, dtype=np.float32)
-    except (TypeError, ValueError):
-        raise InvalidInput(f"{where} must be a list of numbers, got {checks.shown(value)}") from None
-    if samples.ndim != 1 or samples.size == 0:
-        raise InvalidInput(f"{where} must be a list of numbers in one dimension, got the shape {samples.shape}")
-    return samples
+def _word_box(value: Any, where: str) -> list[Any]:
+    match value:
+        case [str(word), [left, top, right, bottom] as box] if all(_is_place(place) for place in box):
+            if left <= right and top <= bottom:
+                return [word, [int(place) for place in box]]
+    raise InvalidInput(
+        f"{where} must be [word, [left, top, right, bottom]] with numbers from 0 to {_BOX_MAX}, got "
+        f"{checks.shown(value)}"
+    )
+
+
+def _is_place(value: object) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and 0 <= value <= _BOX_MAX
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    """`{"table": {column: cells}, "query"}`; all cells are text."""
+    keys = ("table", "query")
+    _check_keys(value, where, needed=keys, known=keys)
+    table = value["table"]
+    if not isinstance(table, dict) or not table:
+        raise InvalidInput(f"{where}.table must be an object of columns, each a list of texts")
+    columns = {name: checks.texts(f"{where}.table.{name}", cells) for name, cells in table.items()}
+    if len({len(cells) for cells in columns.values()}) > 1:
+        raise InvalidInput(f"{where}.table has columns of different lengths")
+    cells = sum(map(len, columns.values()))
+    if cells > _CELLS_MAX:
+        raise InvalidInput(f"{where}.table has {cells} cells; one table may have {_CELLS_MAX}")
+    queries = checks.texts(f"{where}.query", value["query"])
+    return {"table": columns, "query": value["query"] if isinstance(value["query"], str) else queries}

@@ -7,10 +7,11 @@ unknown names and fail late, or in a thread of their own, on bad values. Runs on
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from model_worker.runtimes import checks
+from model_worker.runtimes import checks, films, media
 from model_worker.runtimes.samples import TEXT_TASKS
 from shared.errors import InvalidInput
 
@@ -40,6 +41,11 @@ _WITHHELD = frozenset(
 # For models that know no limit of their own.
 _LENGTH_MAX = 32_768
 _BEAMS_MAX = 64
+# Each layer of crops has four times as many as the one before, each with a square of points.
+_CROP_LAYERS_MAX = 2
+_POINTS_MAX = 64
+_SECONDS_MAX = 100_000
+_LANGUAGES = re.compile(r"[A-Za-z_]+(\+[A-Za-z_]+)*")
 _FUNCTIONS = ("sigmoid", "softmax", "none")
 _AGGREGATIONS = ("none", "simple", "first", "average", "max")
 _PADDINGS = ("longest", "max_length", "do_not_pad")
@@ -62,6 +68,8 @@ class PipelineParameters:
                 accepted |= {name for name in _TOKENIZER_PARAMETERS if _reaches_preprocess(pipeline, name)}
             if getattr(pipeline, "_pipeline_calls_generate", False) and pipeline.model.can_generate():
                 accepted |= _GENERATION_PARAMETERS | {_GENERATION_DICTIONARY}
+        if pipeline.task in media.INPUT_PARAMETERS:
+            accepted.add(media.INPUT_PARAMETERS[pipeline.task])
         self._accepted = accepted - _WITHHELD
         self.known = self._accepted | ({TRUNCATION} if pipeline.task in TEXT_TASKS else set())
         """Names a caller may use. `truncation` is there for every task that reads text."""
@@ -109,7 +117,7 @@ class PipelineParameters:
         for name, value in values.items():
             if name in _CHECKS:
                 checked[name] = _CHECKS[name](prefix + name, value)
-        for name in ("max_length", "max_new_tokens"):
+        for name in ("max_length", "max_new_tokens", "max_seq_len", "doc_stride"):
             if checked.get(name) is not None:
                 # Padding to a length of the caller's choice allocates it, and generating to one takes the time for it,
                 # before anything else could refuse.
@@ -189,6 +197,27 @@ def _check_template(name: str, value: object) -> str:
     return template
 
 
+def _between(least: int, most: int) -> Callable[[str, object], int]:
+    return lambda name, value: checks.whole_number(name, value, at_least=least, at_most=most)
+
+
+def _check_language(name: str, value: object) -> str:
+    # It becomes the name of a file.
+    if not isinstance(value, str) or _LANGUAGES.fullmatch(value) is None:
+        raise InvalidInput(f"{name} must be the names of languages, such as eng or eng+deu, got {checks.shown(value)}")
+    return value
+
+
+def _check_seconds(name: str, value: object) -> float:
+    return checks.number(name, value, at_least=0, at_most=_SECONDS_MAX)
+
+
+def _check_strides(name: str, value: object) -> Any:
+    if isinstance(value, list) and len(value) == 2:
+        return [_check_seconds(f"{name}[{index}]", entry) for index, entry in enumerate(value)]
+    return None if value is None else _check_seconds(name, value)
+
+
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "top_k": _check_top_k,
     "stride": _check_stride,
@@ -199,6 +228,15 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "delimiter": checks.text,
     "padding": _check_padding,
     "add_special_tokens": checks.boolean,
+    "chunk_length_s": _check_seconds,
+    "stride_length_s": _check_strides,
+    "lang": _check_language,
+    "num_frames": _between(1, films.FRAMES_MAX),
+    "frame_sampling_rate": _between(1, films.FRAMES_MAX),
+    "crops_n_layers": _between(0, _CROP_LAYERS_MAX),
+    "crop_n_points_downscale_factor": _between(1, _POINTS_MAX),
+    "points_per_crop": _between(1, _POINTS_MAX),
+    "points_per_batch": _between(1, _POINTS_MAX**2),
     "num_beams": _check_beams,
     "num_return_sequences": _check_beams,
     "targets": _check_targets,

@@ -27,7 +27,18 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.pipelines.base import ChunkPipeline, PipelineException, pad_collate_fn
 from transformers.pipelines.pt_utils import PipelineIterator
 
-from model_worker.runtimes import batching, checks, compiling, loading, media, model_inputs, padding, samples, tasks
+from model_worker.runtimes import (
+    batching,
+    checks,
+    compiling,
+    films,
+    loading,
+    media,
+    model_inputs,
+    padding,
+    samples,
+    tasks,
+)
 from model_worker.runtimes.base import Model
 from model_worker.runtimes.pipeline_parameters import PipelineParameters
 from model_worker.runtimes.staging import Part, Stager, filled
@@ -44,6 +55,8 @@ _COMPONENTS = {
     "video_processor": "AutoVideoProcessor",
     "processor": "AutoProcessor",
 }
+# A model that its task's auto classes do not know, by task and type of the model: Donut.
+_OTHER_CLASSES = {("document-question-answering", "vision-encoder-decoder"): "VisionEncoderDecoderModel"}
 # Heads of a body that the pipelines never read, and that many files therefore lack.
 _UNUSED_WEIGHTS = ("pooler.",)
 _CALLER_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, PipelineException)
@@ -114,6 +127,7 @@ class PipelineModel(Model):
         if self._task in samples.TEXT_TASKS:
             _check_texts(inputs, self._task, arguments)
         else:
+            inputs = media.with_named_parts(inputs, self._task, arguments)
             inputs = media.decode(inputs, self._task, self._sampling_rate())
         try:
             with loading.refuse_panics():
@@ -206,9 +220,13 @@ class PipelineModel(Model):
             ) from None
         checkpoint = loading.Checkpoint(self._spec, self.report_progress)
         config = checkpoint.load_config()
-        model = checkpoint.load_model(definition["pt"], config, device, may_lack=_UNUSED_WEIGHTS)
+        other = _OTHER_CLASSES.get((self._task, config.model_type))
+        classes = definition["pt"] if other is None else [getattr(transformers, other)]
+        model = checkpoint.load_model(classes, config, device, may_lack=_UNUSED_WEIGHTS)
         checkpoint.compile_where_asked(model, device)
         pipeline_class = _import_class(definition["impl"])
+        if self._task == media.VIDEO_TASK:
+            pipeline_class = films.reading(pipeline_class)
         with checkpoint.one_line_errors("its pipeline"):
             components = {
                 name: checkpoint.load_component(
@@ -268,7 +286,8 @@ class PipelineModel(Model):
         return "" if _close(together, alone, tolerance) else "padding changes the results"
 
     def _sampling_rate(self) -> int | None:
-        extractor = self._stager.pipeline.feature_extractor
+        pipeline = self._stager.pipeline
+        extractor = pipeline.feature_extractor or getattr(pipeline.processor, "feature_extractor", None)
         return None if extractor is None else getattr(extractor, "sampling_rate", None)
 
     # --- prepare ---

@@ -47,6 +47,7 @@ def build(spec: RuntimeSpec) -> Model:
         if source.kind == "class":
             return _build_own_class(source.location, str(source.attribute), spec)
         tasks.check_known(spec.task)
+        tasks.check_packages(spec.task)
     except ConfigurationError as error:
         raise LoadError(str(error), permanent=True) from None
     module, _, attribute = RUNTIMES[tasks.canonical(spec.task)].partition(":")

@@ -20,14 +20,10 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "zero-shot-classification": {"candidate_labels": ["one", "two"]},
     "zero-shot-audio-classification": {"candidate_labels": ["one", "two"]},
     "zero-shot-image-classification": {"candidate_labels": ["one", "two"]},
+    media.LABELLED_PICTURE_TASK: {"candidate_labels": ["one", "two"], "threshold": 0.0},
 }
 # Tasks whose bare input is one picture or one recording; the others want objects that differ from model to model.
-_PICTURE_TASKS = media.IMAGE_TASKS - {
-    "document-question-answering",
-    "keypoint-matching",
-    "mask-generation",
-    "zero-shot-object-detection",
-}
+_PICTURE_TASKS = media.IMAGE_TASKS - {media.DOCUMENT_TASK, "keypoint-matching", "mask-generation"}
 _PICTURE_PIXELS = 64
 _WORDS = ("a", "b", "c", "d", "e", "f", "g", "h")
 

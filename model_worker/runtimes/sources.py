@@ -94,6 +94,7 @@ def check(spec: RuntimeSpec) -> int | None:
         _check_class(source, spec.python_path)
         return None
     tasks.check_known(spec.task)
+    tasks.check_packages(spec.task)
     if source.kind == "gguf":
         _check_gguf(source, spec.task)
     elif source.kind == "directory":

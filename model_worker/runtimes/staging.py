@@ -8,13 +8,18 @@ the shape of every answer. Refuses to compute, and to cut text that nobody asked
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers.pipelines.base import ChunkPipeline
 
 from model_worker.runtimes import loading
+from shared.errors import InvalidInput
+
+# What one request is turned into for the model. Real ones take megabytes; a recording can be cut into a million pieces.
+_PREPARED_BYTES_MAX = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,11 @@ class Stager:
         if pipeline.tokenizer is not None:
             self.pipeline.tokenizer = _uncut(pipeline.tokenizer)
         self._parts: list[Part] = []
+        self._prepared_bytes = 0
 
     def stage(self, inputs: Any, arguments: dict[str, Any], may_truncate: bool) -> tuple[Any, list[Part]]:
         """The answer with its holes, and the parts to fill them from; raises whatever the pipeline raises."""
-        self._parts = []
+        self._parts, self._prepared_bytes = [], 0
         self.pipeline.call_count = 0  # transformers warns after ten calls, meaning calls that compute
         if self.pipeline.tokenizer is not None:
             self.pipeline.tokenizer.may_truncate = may_truncate
@@ -55,7 +61,15 @@ class Stager:
 
     def _run_single(self, inputs: Any, preprocess: Any, forward: Any, postprocess: Any) -> Hole:
         prepared = self.pipeline.preprocess(inputs, **preprocess)
-        chunks = list(prepared) if isinstance(self.pipeline, ChunkPipeline) else [prepared]
+        chunks = []
+        for chunk in prepared if isinstance(self.pipeline, ChunkPipeline) else [prepared]:
+            self._prepared_bytes += _tensor_bytes(chunk)
+            if self._prepared_bytes > _PREPARED_BYTES_MAX:
+                raise InvalidInput(
+                    f"inputs take more than {_PREPARED_BYTES_MAX} bytes once they are prepared for the model: send "
+                    "less at once, or in fewer pieces"
+                )
+            chunks.append(chunk)
         self._parts.append(Part(chunks, dict(forward), dict(postprocess)))
         return Hole(len(self._parts) - 1)
 
@@ -63,6 +77,11 @@ class Stager:
         self, inputs: Iterable[Any], num_workers: int, batch_size: int, preprocess: Any, forward: Any, postprocess: Any
     ) -> Iterator[Hole]:
         return (self._run_single(value, preprocess, forward, postprocess) for value in inputs)
+
+
+def _tensor_bytes(chunk: Any) -> int:
+    tensors = chunk.values() if isinstance(chunk, Mapping) else []
+    return sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
 
 
 def _uncut(tokenizer: Any) -> Any:

@@ -5,6 +5,7 @@ Refuses to import transformers; a test compares the names with those of the inst
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 
 from shared.errors import ConfigurationError
@@ -53,6 +54,29 @@ ALIASES: dict[str, str] = {
 }
 
 GGUF_TASKS = frozenset({TEXT_GENERATION})
+
+# Packages that a task cannot do without, beside those of every model: by module, what to install.
+_IMAGES = {"PIL": "headwaiter[images]"}
+_PACKAGES: dict[str, dict[str, str]] = {
+    **dict.fromkeys(
+        (
+            "depth-estimation",
+            "document-question-answering",
+            "image-classification",
+            "image-feature-extraction",
+            "image-segmentation",
+            "image-text-to-text",
+            "keypoint-matching",
+            "object-detection",
+            "zero-shot-image-classification",
+            "zero-shot-object-detection",
+        ),
+        _IMAGES,
+    ),
+    "mask-generation": {**_IMAGES, "torchvision": "the torchvision that goes with the installed torch"},
+    "table-question-answering": {"pandas": "headwaiter[tables]"},
+    "video-classification": {**_IMAGES, "av": "headwaiter[video]"},
+}
 
 # The end of an architecture's name in config.json says which head the weights were trained with. Only tasks that
 # need one certain head are here; the others, and endings in none of these rows, are left to the load.
@@ -110,6 +134,19 @@ def check_known(task: str) -> None:
             f"task = {task!r} is not known{did_you_mean(task, known_tasks())}; known tasks: {', '.join(known_tasks())}",
             keys=("task",),
         )
+
+
+def check_packages(task: str) -> None:
+    """
+    Raises:
+        ConfigurationError: a package is not installed here that `task` needs.
+    """
+    for module, remedy in _PACKAGES.get(canonical(task), {}).items():
+        if importlib.util.find_spec(module) is None:
+            raise ConfigurationError(
+                f"task = {task!r} needs the package {module!r}, which is not installed: install {remedy}",
+                keys=("task",),
+            )
 
 
 def check_architectures(where: str, task: str, architectures: Sequence[str]) -> None:

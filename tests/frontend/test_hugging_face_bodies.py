@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from frontend.pending import Answer
-from frontend.surfaces.hugging_face import errors, generation, tasks
+from frontend.surfaces.hugging_face import errors, forms, generation, tasks
 from frontend.surfaces.hugging_face.surface import read_request
 from shared.errors import Code, InvalidInput, RequestError
 from shared.messages import Timings
@@ -107,6 +107,69 @@ def test_a_body_that_is_no_json_is_the_input_itself(task: str) -> None:
     assert read_request(b' {"inputs": "aGk="}', tasks.task_of(task)) == ("aGk=", {}, False)
 
 
+def form(*fields: bytes, boundary: bytes = b"xyz") -> bytes:
+    return b"".join(b"--" + boundary + b"\r\n" + field + b"\r\n" for field in fields) + b"--" + boundary + b"--\r\n"
+
+
+def field(name: str, content: bytes, more: str = "") -> bytes:
+    return f'Content-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + content
+
+
+def test_a_form_is_a_file_and_parameters() -> None:
+    noise = bytes(range(256)) + b"\r\n--xy\r\n\r\n"
+    body = form(
+        field("anything", noise, '; filename="a.png"\r\nContent-Type: image/png'),
+        field("parameters", b'{"top_k": 2, "a": null}'),
+        field("threshold", b"0.5"),
+        field("hypothesis_template", b"ein {}"),
+    )
+    for content_type in (b"multipart/form-data; boundary=xyz", b'Multipart/Form-Data; charset=utf-8; boundary="xyz"'):
+        boundary = forms.boundary_of(content_type)
+        assert boundary == b"xyz"
+        inputs, parameters, _ = read_request(body, tasks.task_of("image-classification"), content_type)
+        assert inputs == noise
+        assert parameters == {"top_k": 2, "a": None, "threshold": 0.5, "hypothesis_template": "ein {}"}
+    text = form(field("inputs", b"a text"))
+    assert read_request(text, tasks.task_of("fill-mask"), b"multipart/form-data; boundary=xyz")[0] == "a text"
+    assert forms.boundary_of(b"application/json") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "no whole form"),
+        (b"--xyz\r\n", "no whole form"),
+        (form(field("inputs", b"a"))[:-6], "no whole form"),
+        (form(b"Content-Disposition: form-data\r\n\r\na"), "has no name"),
+        (form(), "this one has 0"),
+        (form(field("a", b"1", '; filename="a"'), field("inputs", b"b")), "this one has 2"),
+        (form(field("inputs", b"\xff")), "not UTF-8"),
+        (form(field("inputs", b"a"), field("parameters", b"{")), "not JSON"),
+        (form(field("inputs", b"a"), field("parameters", b"[]")), "must be a JSON object"),
+        (form(*[field("a", b"1")] * 80), "more than 64 fields"),
+    ],
+)
+def test_what_is_no_form_is_refused(body: bytes, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        forms.read_form(body, b"xyz")
+
+
+@pytest.mark.parametrize(
+    ("content", "media_type"),
+    [
+        (b"\x89PNG\r\n\x1a\n", b"image/png"),
+        (b"RIFF\0\0\0\0WAVEfmt ", b"audio/wav"),
+        (b"\0\0\0\x1cftypisom", b"video/mp4"),
+        (b"", b"application/octet-stream"),
+    ],
+)
+def test_bytes_of_a_class_of_ones_own_are_sent_as_they_are(content: bytes, media_type: bytes) -> None:
+    question = tasks.task_of("module:Class").ask(b"x", {"question": "?", "image": "eA=="})
+    assert question.parameters == {"question": "?"}
+    assert question.read(content) == tasks.File(content, media_type)
+    assert question.read([1]) == [1]
+
+
 def test_features_of_tokens_are_cut_by_their_pipelines_word() -> None:
     question = tasks.task_of("feature-extraction").ask("a", {"truncate": True, "encoding_format": "float"})
     assert question.parameters == {"truncation": True}
@@ -146,7 +209,8 @@ def test_a_path_may_name_only_what_the_model_is_for() -> None:
 def test_speech_is_sent_as_a_wav_file() -> None:
     audio = np.array([[0.0, 0.5, -2.0]], np.float32)
     sound = tasks.task_of("text-to-audio").ask("a", {}).read({"audio": audio, "sampling_rate": 16_000})
-    with wave.open(io.BytesIO(sound.wav)) as file:
+    assert sound.media_type == b"audio/wav"
+    with wave.open(io.BytesIO(sound.content)) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 16_000)
         assert np.frombuffer(file.readframes(3), "<i2").tolist() == [0, 16384, -32767]
     with pytest.raises(RequestError, match="no recording"):

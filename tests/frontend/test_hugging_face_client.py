@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, ValidationError
 
@@ -209,6 +211,16 @@ def test_speech_is_recognised_in_wav_bytes_and_files(ask: Clients, service: Serv
     expected = native(service, "speech", {"raw": (samples / 32768).tolist(), "sampling_rate": RATE_HZ})
     assert ask("speech", "automatic_speech_recognition", path.read_bytes()).text == expected["text"]
     assert ask("speech", "automatic_speech_recognition", path).text == expected["text"]
+    flac = io.BytesIO()
+    soundfile.write(flac, samples, RATE_HZ, format="FLAC", subtype="PCM_16")
+    assert ask("speech", "automatic_speech_recognition", flac.getvalue()).text == expected["text"]
+    for content in (path.read_bytes(), flac.getvalue()):
+        form = service.http.post("/hf/speech", files={"file": ("a", content)}, data={"return_timestamps": "char"})
+        assert form.json()["text"] == expected["text"]
+        assert form.json()["chunks"]
+    for hostile in (b"RIFF", flac.getvalue()[:50], b"#EXTM3U\nfile:///etc/passwd\n"):
+        with pytest.raises(HfHubHTTPError, match="recording"):
+            ask("speech", "automatic_speech_recognition", hostile)
     timed = ask("speech", "automatic_speech_recognition", path, extra_body={"return_timestamps": "char"})
     assert timed.text == expected["text"]
     assert all(len(chunk.timestamp) == 2 for chunk in timed.chunks)

@@ -584,8 +584,8 @@ def test_what_is_no_medium_is_left_as_it_is() -> None:
     request = {"state": {"url": "http://a", "image": "x"}, "questions": {}}
     assert media.decode(request, "decision") == request
     assert media.decode(json.dumps(request), "decision") == request
-    # Video readers would take bytes for the name of a file.
-    assert media.decode("L2V0Yy9wYXNzd2Q=", "video-classification").read() == b"/etc/passwd"
+    # Decoders would take a text for the name of a file.
+    assert media.decode("L2V0Yy9wYXNzd2Q=", "video-classification").data == b"/etc/passwd"
 
 
 def test_what_generating_refuses_is_told_to_the_caller(

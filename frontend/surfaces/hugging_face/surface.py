@@ -19,7 +19,7 @@ from starlette.routing import Route
 from frontend.json_bodies import json_type, read_object
 from frontend.responses import json_response, server_sent_event
 from frontend.surfaces.base import Exchange, Surface, timing_headers
-from frontend.surfaces.hugging_face import description, errors, generation, tasks
+from frontend.surfaces.hugging_face import description, errors, forms, generation, tasks
 from frontend.surfaces.hugging_face.tasks import TEXT_GENERATION, Parameters
 from frontend.surfaces.openai.answers import ChatFormat, Events
 from frontend.surfaces.openai.bodies import read_chat
@@ -94,7 +94,8 @@ class HuggingFaceSurface(Surface):
         asked = exchange.scope["path_params"].get("task")
         if asked is not None:
             tasks.check_asked_as(exchange.model, task, asked)
-        inputs, parameters, stream = read_request(body, tasks.task_of(task))
+        content_type = exchange.headers.get(b"content-type", b"")
+        inputs, parameters, stream = read_request(body, tasks.task_of(task), content_type)
         if task == TEXT_GENERATION:
             return await self._generate(exchange, inputs, parameters, stream=stream)
         if stream:
@@ -102,8 +103,8 @@ class HuggingFaceSurface(Surface):
         question = tasks.task_of(task).ask(inputs, parameters)
         answer = await exchange.predict(question.inputs, question.parameters)
         value = question.read(answer.value)
-        if isinstance(value, tasks.Sound):
-            return await exchange.respond(200, [(b"content-type", b"audio/wav")], value.wav)
+        if isinstance(value, tasks.File):
+            return await exchange.respond(200, [(b"content-type", value.media_type)], value.content)
         return await exchange.respond(200, timing_headers(answer), dump_json(value))
 
     async def _generate(self, exchange: Exchange, inputs: object, given: Parameters, *, stream: bool) -> int:
@@ -184,21 +185,24 @@ def _callers_words(names: Mapping[str, str]) -> Iterator[None]:
         raise in_callers_words(error, names) from None
 
 
-def read_request(body: bytes, task: tasks.Task) -> tuple[object, Parameters, bool]:
-    """Inputs, parameters, and whether to stream. The Content-Type is not looked at: clients send all kinds, or none.
+def read_request(body: bytes, task: tasks.Task, content_type: bytes = b"") -> tuple[object, Parameters, bool]:
+    """Inputs, parameters, and whether to stream. The Content-Type tells forms; else clients send all kinds, or none.
 
     Raises:
         RequestError: `bad_request`, where it is not JSON; `invalid_input`, where it is not a request.
     """
-    if task.takes_bytes and body and not body[:_HEAD_BYTES].lstrip().startswith(b"{"):
+    boundary = forms.boundary_of(content_type)
+    if boundary is None and task.takes_bytes and body and not body[:_HEAD_BYTES].lstrip().startswith(b"{"):
         # No picture and no recording begins so.
         return body, {}, False
-    request = read_object(body, '{"inputs": …}')
-    keys = (*_KEYS, *task.keys)
+    request = read_object(body, '{"inputs": …}') if boundary is None else forms.read_form(body, boundary)
+    keys = (*_KEYS, *task.keys, *filter(None, [task.other_inputs]))
     unknown = [key[:60] for key in request if key not in keys]
     if unknown:
         text = f"unknown key {unknown[0]!r}: a request has {', '.join(keys)}; what a task takes goes into parameters"
         raise InvalidInput(text, detail={"unknown": unknown[:5]})
+    if task.other_inputs in request and "inputs" not in request:
+        request["inputs"] = {task.other_inputs: request.pop(task.other_inputs)}
     if "inputs" not in request:
         raise InvalidInput('the request has no inputs: send {"inputs": …}')
     parameters = request.get("parameters") or {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ Parameters = dict[str, object]
 EMBEDDING = "embedding"
 TEXT_GENERATION = "text-generation"
 SENTENCE_SIMILARITY = "sentence-similarity"
+IMAGE_TEXT_TO_TEXT = "image-text-to-text"
 # Names that the configuration takes as well.
 _ALIASES: Mapping[str, str] = {
     "ner": "token-classification",
@@ -33,6 +34,7 @@ _ALIASES: Mapping[str, str] = {
 _ALSO_ASKED_AS: Mapping[str, frozenset[str]] = {
     EMBEDDING: frozenset({"feature-extraction", SENTENCE_SIMILARITY}),
     TEXT_GENERATION: frozenset({"conversational"}),
+    IMAGE_TEXT_TO_TEXT: frozenset({"image-to-text", "visual-question-answering"}),
 }
 _EMBEDDING_KEYS = ("dimensions", "encoding_format", "normalize", "prompt_name", "truncate", "truncation_direction")
 # A vector of zeros has no direction; its similarity to anything is 0.
@@ -41,10 +43,11 @@ _SAMPLE_MAX = 32767
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
-    """A recording, to be sent as a file."""
+class File:
+    """An answer that is sent as it is, and not as JSON: a picture, a recording, a film."""
 
-    wav: bytes
+    content: bytes
+    media_type: bytes
 
 
 def _as_it_is(value: Any) -> Any:
@@ -69,6 +72,8 @@ class Task:
     ask: Callable[[object, Parameters], Question] = _ask_as_it_is
     keys: tuple[str, ...] = ()
     """Parameters that stand beside `inputs`."""
+    other_inputs: str = ""
+    """A key that may stand in place of `inputs`, and is then all that is in them."""
     takes_bytes: bool = False
     """Whether a body that is no JSON is the input itself: a picture, a recording."""
 
@@ -187,7 +192,7 @@ def _speak(inputs: object, parameters: Parameters) -> Question:
     return Question(inputs, parameters, _as_wav)
 
 
-def _as_wav(answer: Any) -> Sound:
+def _as_wav(answer: Any) -> File:
     """16 bits a sample; `audio` is an array [samples], [channels, samples] or [1, channels, samples]."""
     audio: Any = answer.get("audio") if isinstance(answer, dict) else None
     if not tensors.is_array(audio) or not 1 <= audio.ndim <= 2:
@@ -200,12 +205,67 @@ def _as_wav(answer: Any) -> Sound:
         file.setsampwidth(2)
         file.setframerate(int(answer["sampling_rate"]))
         file.writeframes(samples.tobytes())
-    return Sound(stream.getvalue())
+    return File(stream.getvalue(), b"audio/wav")
+
+
+# --- pictures and words ---
+
+
+def _ask_about_picture(inputs: object, parameters: Parameters) -> Question:
+    """A picture by itself is to be described; one with a question is to be looked at for its answer.
+
+    Anything else is a prompt, as the pipeline takes it.
+    """
+    question = parameters.pop("question", None)
+    picture = parameters.pop("image", None) or inputs
+    if question is None and not isinstance(inputs, bytes):
+        return Question(inputs, parameters)
+    content: list[object] = [{"type": "image", "image": picture}]
+    chat = [{"role": "user", "content": content}]
+    parameters = {"return_full_text": False, **parameters}
+    if question is None:
+        return Question(chat, parameters, _texts)
+    # How many answers the client wants; to the model it would be how many tokens to choose from.
+    if parameters.pop("top_k", 1) != 1:
+        raise InvalidInput("top_k must be 1: this model gives one answer, and no score")
+    content.append({"type": "text", "text": question})
+    return Question(chat, parameters, lambda answers: [{"answer": each["generated_text"]} for each in answers])
+
+
+def _texts(answers: Any) -> Any:
+    return [{"generated_text": each["generated_text"]} for each in answers]
+
+
+# --- classes of the user's own ---
+
+# What files begin with, after so many other bytes.
+_BEGINNINGS: Sequence[tuple[int, bytes, bytes]] = (
+    (0, b"\x89PNG\r\n", b"image/png"),
+    (0, b"\xff\xd8\xff", b"image/jpeg"),
+    (0, b"GIF8", b"image/gif"),
+    (8, b"WEBP", b"image/webp"),
+    (8, b"WAVE", b"audio/wav"),
+    (0, b"fLaC", b"audio/flac"),
+    (0, b"OggS", b"audio/ogg"),
+    (4, b"ftyp", b"video/mp4"),
+)
+
+
+def _ask_own_class(inputs: object, parameters: Parameters) -> Question:
+    # Who asks about a picture sends it twice, once under this name.
+    return Question(inputs, {name: value for name, value in parameters.items() if name != "image"}, _as_file)
+
+
+def _as_file(answer: Any) -> Any:
+    if not isinstance(answer, bytes):
+        return answer
+    types = (kind for start, magic, kind in _BEGINNINGS if answer[start : start + len(magic)] == magic)
+    return File(answer, next(types, b"application/octet-stream"))
 
 
 _PLAIN = Task()
 _MEDIA = Task(takes_bytes=True)
-_OWN_CLASS = Task(takes_bytes=True)
+_OWN_CLASS = Task(_ask_own_class, keys=("question", "image"), other_inputs="table", takes_bytes=True)
 _TASKS: Mapping[str, Task] = {
     "text-classification": Task(_classify),
     "token-classification": Task(_classify_tokens),
@@ -215,6 +275,7 @@ _TASKS: Mapping[str, Task] = {
     "feature-extraction": Task(_extract_features, keys=_EMBEDDING_KEYS),
     "automatic-speech-recognition": Task(_recognise, takes_bytes=True),
     "text-to-audio": Task(_speak),
+    IMAGE_TEXT_TO_TEXT: Task(_ask_about_picture, keys=("question", "image"), takes_bytes=True),
     **dict.fromkeys(
         (
             "audio-classification",
