@@ -131,6 +131,9 @@ class Outlet:
     def flush(self) -> None:
         """Nothing is held back."""
 
+    def dying(self, reason: str) -> None:
+        raise AssertionError(reason)
+
 
 def leave(code: ReplicaExit, reason: str, error: BaseException | None = None) -> NoReturn:
     raise AssertionError(reason)

@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from queue import Full, Queue
 from typing import NoReturn
 
-from model_worker.replica import faults
-from model_worker.replica.exit_codes import ReplicaExit
-from model_worker.replica.jobs import Answers, Job, Leave, device_fault_code, device_fault_text
+from model_worker.replica.jobs import Answers, Job
 
 # How long computed results may take to be finished before the process goes on, or ends, without them.
 LAST_RESULTS_S = 5.0
@@ -24,10 +22,9 @@ Order = Callable[[], None]
 class Handover:
     """What the main thread leaves to the finish thread."""
 
-    def __init__(self, computed: Queue[Order | None], answers: Answers, leave: Leave) -> None:
+    def __init__(self, computed: Queue[Order | None], answers: Answers) -> None:
         self._computed = computed
         self._answers = answers
-        self._leave = leave
 
     def put(self, order: Order) -> None:
         """Blocks while the finish thread has too much before it."""
@@ -43,9 +40,6 @@ class Handover:
         done.wait(LAST_RESULTS_S)
 
     def lose_device(self, jobs: Sequence[Job], error: BaseException) -> NoReturn:
-        """Blames one item or doubts several, then ends the process: nothing on this device can work any more."""
+        """Ends the process, after everything that was computed before; one of `jobs` is to blame."""
         self.wait_until_finished()
-        for job in jobs:
-            if not job.ended:
-                self._answers.fail(job, device_fault_code(len(jobs)), device_fault_text(error))
-        self._leave(ReplicaExit.DEVICE_FAULT, faults.describe(error), error)
+        self._answers.lose_device(jobs, len(jobs), error)

@@ -81,6 +81,9 @@ class Outlet(Protocol):
     def flush(self) -> None:
         """What was handed over is to leave now."""
 
+    def dying(self, reason: str) -> None:
+        """Nothing can be computed here any more. Told before every result that is handed over afterwards."""
+
 
 class Leave(Protocol):
     """Ends the process with a named code, once everything handed over has left."""
@@ -113,13 +116,23 @@ class Answers:
             raise error
         if faults.is_device_fault(error):
             # Outside `forward`, what broke the device may be the forward on the main thread.
-            self.fail(job, device_fault_code(1 if job.alone else 2), device_fault_text(error))
-            self._leave(ReplicaExit.DEVICE_FAULT, faults.describe(error), error)
+            self.lose_device([job], 1 if job.alone else 2, error)
         if isinstance(error, RequestError):
             self.fail(job, error.code, faults.describe(error), error.detail)
         else:
             self._log(job, stage, error)
             self.fail(job, faults.code_of(error), faults.describe(error))
+
+    def lose_device(self, jobs: Sequence[Job], suspects: int, error: BaseException) -> NoReturn:
+        """Blames the one suspect or doubts several, then ends the process: nothing on this device can work any more."""
+        reason = faults.describe(error)
+        # First of all: for the credit of these results the broker would send more work, and blame it for the end.
+        self._outlet.dying(reason)
+        code, text = device_fault_code(suspects), device_fault_text(error)
+        for job in jobs:
+            if not job.ended:
+                self.fail(job, code, text)
+        self._leave(ReplicaExit.DEVICE_FAULT, reason, error)
 
     def drop_unwanted(self, job: Job) -> bool:
         """Ends the job if nobody waits for it any more; True if it has ended."""

@@ -120,6 +120,9 @@ class BrokerLink:
             self._is_awake = True
         os.eventfd_write(self._wakeup, 1)
 
+    def dying(self, reason: str) -> None:
+        self.state(State(self._spec.slot, self._spec.incarnation, Phase.FAILED, detail=reason))
+
     def leave(self, code: ReplicaExit, reason: str, error: BaseException | None = None) -> NoReturn:
         """Ends the process, at once for whatever else runs in it; what was handed over leaves first.
 
@@ -144,8 +147,7 @@ class BrokerLink:
             )
         if threading.current_thread() is not self._thread:
             if code not in (ReplicaExit.STOPPED, ReplicaExit.LOAD_FAILED):
-                # Ahead of the last results: with their credit alone, the broker would send work to a dying process.
-                self.state(State(self._spec.slot, self._spec.incarnation, Phase.FAILED, detail=reason))
+                self.dying(reason)
             self._is_closing = True
             self.flush()
             self._thread.join(FLUSH_S)

@@ -60,7 +60,7 @@ class Stages:
         self._computed: Queue[Order | None] = Queue(COMPUTED_ORDERS_MAX)
         self._prepare = PrepareStage(model, limits, self._answers)
         self._finish = FinishStage(model, self._answers, outlet)
-        handover = Handover(self._computed, self._answers, leave)
+        handover = Handover(self._computed, self._answers)
         self._forward = ForwardStage(model, self._answers, self._finish, handover, progress, spans)
         self._steps = StepStage(model, limits, self._answers, self._finish, handover, progress, spans)
         model.is_wanted = self._steps.is_wanted if self._is_continuous else self._forward.is_wanted

@@ -33,10 +33,13 @@ class Recorder:
         self.results: Queue[ItemResult] = Queue()
         self.left: Queue[tuple[ReplicaExit, str]] = Queue()
         self.refuses: str = ""
+        self.told: list[str] = []
+        """What the broker would hear, in order."""
 
     def result(self, job: Job, result: ItemResult, frames: Sequence[Buffer]) -> None:
         if threading.current_thread().name == self.refuses:
             raise RuntimeError("the outlet is broken")
+        self.told.append(result.code)
         self.results.put(result)
 
     def chunk(self, chunk: ChunkHeader, frames: Sequence[Buffer]) -> None:
@@ -44,6 +47,9 @@ class Recorder:
 
     def flush(self) -> None:
         pass
+
+    def dying(self, reason: str) -> None:
+        self.told.append(f"dying: {reason}")
 
     def leave(self, code: ReplicaExit, reason: str, error: BaseException | None = None) -> NoReturn:
         self.left.put((code, reason))
@@ -99,6 +105,46 @@ def test_error_outside_an_item_takes_the_way_out_from_whichever_thread(thread: s
     code, reason = recorder.left.get(timeout=WITHIN_S)
     assert code is ReplicaExit.INTERNAL_ERROR
     assert reason == f"RuntimeError: the outlet is broken on the {thread} thread"
+
+
+@pytest.mark.parametrize("place", ["forward", "prepare", "finish"])
+@pytest.mark.parametrize(
+    ("batches", "code"),
+    [([[True]], Code.MODEL_ERROR), ([[False, False]], Code.REPLICA_FAULT)],
+    ids=["one that is alone", "two together"],
+)
+def test_end_of_the_device_is_told_before_any_result_that_comes_of_it(
+    place: str, batches: list[list[bool]], code: Code
+) -> None:
+    """For the credit of a result, the broker sends the next request at once, and whatever is in a process that ends may
+    be blamed for its end."""
+
+    class Fragile(Quiet):
+        def _break(self, name: str) -> None:
+            if name == place:
+                raise RuntimeError("CUDA error: device-side assert triggered")
+
+        def prepare(self, inputs: Any, parameters: dict[str, Any]) -> Any:
+            self._break("prepare")
+            return inputs
+
+        def forward(self, items: Sequence[Any]) -> Sequence[Any]:
+            self._break("forward")
+            return items
+
+        def finish(self, output: Any) -> Any:
+            self._break("finish")
+            return output
+
+    recorder = Recorder()
+    stages = stages_of(Fragile(), recorder)
+    for batch in batches:
+        stages.submit([job(number, alone=alone) for number, alone in enumerate(batch)])
+    threading.Thread(target=stages.serve, daemon=True).start()
+    left, reason = recorder.left.get(timeout=WITHIN_S)
+    assert left is ReplicaExit.DEVICE_FAULT
+    assert recorder.told[0] == f"dying: {reason}"
+    assert set(recorder.told[1:]) == {code}
 
 
 def test_expired_output_is_not_finished() -> None:
