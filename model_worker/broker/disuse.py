@@ -47,7 +47,7 @@ class DisuseWatch:
         if model.standing is Standing.IDLE:
             self._effects.append(Log("info", "model_woken", {"model": model.name}))
             model.stand(Standing.SERVING)
-            self._keeper.note_standing(model)
+            self._keeper.note_standing(model, now_s)
 
     def due(self, disuse: Disuse, now_s: float, managed: Collection[str]) -> None:
         """The timer has rung. What keeps a model from being unloaded now sets the timer again when it ends."""
@@ -64,7 +64,7 @@ class DisuseWatch:
             Log("info", "model_unloaded", {"model": model.name, "idle_s": model.settings.idle_unload_s})
         )
         model.stand(Standing.IDLE)
-        self._keeper.note_standing(model)
+        self._keeper.note_standing(model, now_s)
         for slot in model.slots:
             for replica in slot.replicas():
                 self._processes.dismiss(replica, now_s)

@@ -57,8 +57,7 @@ class Reload:
         self._renewed: list[str] = []
         # The incarnation that the first pending slot is to get beyond; None until its renewal has begun.
         self._before: int | None = None
-        # Its new process has been READY; what becomes of that afterwards is no business of the reload.
-        self._is_loaded = False
+        self._loads_before = 0
         # Why processes had to go before their successors came.
         self._crowding = ""
 
@@ -67,19 +66,17 @@ class Reload:
             slot = self._pending[0]
             if self._before is None and not self._begin(slot, now_s):
                 return None
-            if not self._is_loaded:
-                replica = self._keeper.current(slot.name, slot.incarnation)
-                if slot.incarnation == self._before:
-                    # Its process has to go first, and its slot to be filled in its turn.
-                    return self._failed(slot, slot.reason) if slot.failure is not None else None
-                if replica is None or (not replica.was_ready and replica.state is not ReplicaState.LOADING):
-                    return self._failed(slot, slot.last_end if replica is None else replica.reason)
-                if not replica.was_ready:
-                    return None
-                self._is_loaded = True
+            # Once its new process has been READY, what becomes of that is no business of the reload.
+            is_loaded = slot.loads > self._loads_before
+            if not is_loaded and slot.incarnation == self._before:
+                # Its process has to go first, and its slot to be filled in its turn.
+                return self._failed(slot, slot.reason) if slot.failure is not None else None
+            if not is_loaded:
+                is_gone = self._keeper.current(slot.name, slot.incarnation) is None
+                return self._failed(slot, slot.last_end) if is_gone else None
             if slot.retired is not None:
                 return None
-            self._before, self._is_loaded = None, False
+            self._before = None
             self._renewed.append(self._pending.popleft().name)
         return Outcome("done", f"model {self._model.name!r} is loaded afresh: {self._told()}")
 
@@ -91,10 +88,10 @@ class Reload:
         if serves and not crowding:
             if not self._keeper.may_load(now_s):
                 return False
-            self._before = slot.incarnation
+            self._before, self._loads_before = slot.incarnation, slot.loads
             self._keeper.spawn_successor(slot, now_s)
             return True
-        self._before = slot.incarnation
+        self._before, self._loads_before = slot.incarnation, slot.loads
         self._keeper.revive(slot, now_s)
         if replica is not None:
             self._crowding = self._crowding or (crowding if serves else "")
@@ -172,12 +169,12 @@ class Unload:
 
     doing = "unloaded"
 
-    def __init__(self, model: Model, keeper: SlotKeeper, processes: Processes) -> None:
+    def __init__(self, model: Model, keeper: SlotKeeper, processes: Processes, now_s: float) -> None:
         self._model = model
         self._keeper = keeper
         self._processes = processes
         model.stand(Standing.CLOSING)
-        keeper.note_standing(model)
+        keeper.note_standing(model, now_s)
 
     def go_on(self, now_s: float) -> Outcome | None:
         model = self._model
@@ -189,9 +186,8 @@ class Unload:
         if replicas:
             return None
         model.stand(Standing.UNLOADED)
-        keeper = self._keeper
         for slot in model.slots:
-            keeper.revive(slot, now_s)
+            self._keeper.revive(slot, now_s)
         unready = "; /readyz says 503 until then, because it is required" if model.settings.required else ""
         return Outcome("done", f"model {model.name!r} is unloaded, and refuses requests until it is loaded{unready}")
 
@@ -211,7 +207,7 @@ class Load:
         for slot in model.slots:
             if slot.failure is not None:
                 keeper.revive(slot, now_s)
-        keeper.note_standing(model)
+        keeper.note_standing(model, now_s)
 
     def go_on(self, now_s: float) -> Outcome | None:
         model = self._model

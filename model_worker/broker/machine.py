@@ -348,11 +348,11 @@ class Broker:
         if self.ending.stopped:
             self._stirred.clear()
             return
+        self.managing.go_on(now_s)
         for model in self._stirred.values():
             if model.is_failed:
                 self._fail_queued(model, now_s)
         self.ending.go_on(now_s)
-        self.managing.go_on(now_s)
         self.processes.stop_drained(now_s)
         self.ledger.send_cancels()
         for model in self._stirred.values():

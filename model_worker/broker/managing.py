@@ -78,6 +78,8 @@ class Managing:
     def go_on(self, now_s: float) -> None:
         """Orders what follows for every errand from what has happened."""
         for key, running in list(self.running.items()):
+            if key != SERVER:
+                self._stir(key)
             outcome = running.errand.go_on(now_s)
             if outcome is not None:
                 self._end(key, outcome, now_s)
@@ -90,8 +92,6 @@ class Managing:
     def _end(self, key: str, outcome: Outcome, now_s: float) -> None:
         running = self.running.pop(key)
         running.errand.abandon(now_s)
-        if key != SERVER:
-            self._stir(key)
         self._answer(running.order, outcome)
 
     def _answer(self, order: ManageRequested, outcome: Outcome) -> None:
@@ -145,7 +145,7 @@ class Managing:
     def _unload(self, model: Model, order: ManageRequested, now_s: float) -> Errand | Outcome:
         if model.standing is Standing.UNLOADED:
             return Outcome("done", f"model {model.name!r} is unloaded already")
-        return Unload(model, self._keeper, self._processes)
+        return Unload(model, self._keeper, self._processes, now_s)
 
     def _load(self, model: Model, order: ManageRequested, now_s: float) -> Errand | Outcome:
         return Load(model, self._keeper, now_s)

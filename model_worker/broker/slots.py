@@ -230,10 +230,11 @@ class SlotKeeper:
         if slot.name in self.fillable and slot.respawn_s > now_s:
             self._timers.advance(slot, slot.respawn_s)
 
-    def note_standing(self, model: Model) -> None:
+    def note_standing(self, model: Model, now_s: float) -> None:
         """Its standing has changed, and with it whether its vacant slots may be filled."""
         for slot in model.slots:
             self._note_vacancy(slot)
+            self.arm_vacant(slot, now_s)
 
     def _note_vacancy(self, slot: Slot) -> None:
         at_rest = self._models[slot.model].standing in AT_REST

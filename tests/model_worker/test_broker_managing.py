@@ -97,7 +97,8 @@ def test_reload_that_cannot_be_loaded_keeps_the_process_that_serves(how: str) ->
     history = serving()
     history.order("reload", "qa")
     if how == "failed":
-        effects = history.tell(ReplicaPhaseChanged(QA0, 2, Phase.FAILED, detail="no such file", permanent=True))
+        assert history.tell(ReplicaPhaseChanged(QA0, 2, Phase.FAILED, detail="no such file", permanent=True)) == []
+        effects = history.exit(70)
     elif how == "killed":
         effects = history.exit(-9)
     else:
@@ -311,3 +312,52 @@ def test_an_operator_that_only_gives_orders_is_no_front() -> None:
     assert OPERATOR not in history.broker.fronts.known
     history.order("reload", "qa")
     assert OPERATOR not in history.broker.fronts.known
+
+
+# --- what simulated worlds have shown ----------------------------------------------------------------------------
+
+
+def test_reload_is_over_only_when_the_process_that_failed_is_gone() -> None:
+    history = serving()
+    history.order("reload", "qa")
+    assert managed(history.tell(ReplicaPhaseChanged(QA0, 2, Phase.FAILED, detail="no such file"))) == []
+    assert managed(history.order("reload", "qa")) == [(2, "refused")]
+    assert managed(history.exit(70)) == [(1, "failed")]
+    assert spawns(history.order("reload", "qa")) == [("qa/0", 3)]
+
+
+def test_a_new_process_that_was_ready_and_died_is_no_failed_reload() -> None:
+    history = serving()
+    history.arrive(1)
+    history.order("reload", "qa")
+    ready(history, QA0, 2)
+    assert managed(history.exit(-9)) == []
+    assert history.finish(1)[-1] == SendStop(QA0, 1)
+    assert managed(history.exit(0, incarnation=1)) == [(1, "done")]
+
+
+def test_who_waits_for_a_model_that_is_scaled_to_what_cannot_be_loaded_is_told_so() -> None:
+    history = History(broker_settings([model_settings()], slots=2))
+    history.tell(ReplicaPhaseChanged(QA0, 1, Phase.FAILED, detail="no such file", permanent=True))
+    history.exit(70)
+    history.arrive(1)
+    assert replies(history.order("scale", "qa", 1)) == {1: Code.MODEL_FAILED}
+
+
+def test_a_slot_whose_breaker_is_open_is_tried_again_after_its_model_was_idle() -> None:
+    limits = {"breaker_deaths_max": 1, "breaker_window_s": 30.0}
+    history = History(broker_settings([model_settings(idle_unload_s=10.0)], slots=2, **limits))
+    history.ready(QA0)
+    history.ready(QA1)
+    history.exit(-9, slot=QA1)
+    history.wait(10.0)
+    history.exit(0)
+    assert spawns(history.arrive(1)) == [("qa/0", 2)]
+    history.ready(QA0)
+    history.finish(1, incarnation=2)
+    spawned = []
+    for number in range(2, 7):
+        spawned += spawns(history.wait(5.0))
+        history.arrive(number)
+        history.finish(number, incarnation=2)
+    assert spawned == [("qa/1", 2)]

@@ -60,6 +60,8 @@ class Administered(Outside):
         # What the planner said the latest time it was asked whether one more process fits.
         self.is_crowded = False
         self._drain: ManageRequested | None = None
+        # The model whose process came or went with the event that is being handled.
+        self._moved: Station | None = None
 
     # --- facts ---------------------------------------------------------------------------------------------------
 
@@ -67,7 +69,7 @@ class Administered(Outside):
         match event:
             case SpawnFailed() | ReplicaExited() | ReplicaPhaseChanged():
                 if (event.slot, event.incarnation) in self.places:
-                    self.station_of(event.slot).used_s = now_s
+                    self._moved = self.station_of(event.slot)
             case ItemFinished():
                 self.station_of(event.slot).touched_s = now_s
         super().saw_event(event, now_s)
@@ -75,7 +77,10 @@ class Administered(Outside):
             self._ordered(event)
 
     def event_is_over(self) -> None:
-        """All that the event has led to was seen: whether a request was let in, above all."""
+        """All that the event has led to was seen: whether a request was let in, above all. A timer that was due in the
+        same moment came first."""
+        if self._moved is not None:
+            self._moved.used_s, self._moved = self.now_s, None
         if isinstance(self.cause, RequestArrived) and self.cause.id in self.lives:
             station = self.stations[self.cause.model]
             station.used_s = self.now_s
@@ -202,6 +207,8 @@ class Administered(Outside):
         place.draining = True
 
     def saw_stop(self, slot: SlotName, incarnation: int, now_s: float) -> None:
+        if self.has_just_gone(slot, incarnation):
+            return
         place = self._place(slot, incarnation, "was told to stop")
         held = [request_id.hex() for _, items in place.batches for request_id in items if request_id in self.lives]
         if held:
@@ -213,6 +220,10 @@ class Administered(Outside):
     def _judge_farewell(self, slot: SlotName, place: Place) -> None:
         """Whether a process that could go on had to go."""
         station = self.station_of(slot)
+        if self.cause is station.order and self._is_unasked(slot, station):
+            # A timer that was due in the moment of the order came first.
+            station.is_at_rest = True
+            return
         match station.order.action if station.order is not None else "":
             case "reload":
                 others = [other for other in self.places_of(slot) if other is not place]
@@ -227,14 +238,24 @@ class Administered(Outside):
                 self._judge_rest(slot, station)
 
     def _judge_rest(self, slot: SlotName, station: Station) -> None:
+        if not self._is_unasked(slot, station):
+            model = self.model_of(slot).name
+            waiting = sum(life.arrived.model == model for life in self.lives.values())
+            raise Violation(Promise.REST, f"{slot} was told to stop, and {waiting} requests wait for {model}")
+        station.is_at_rest = True
+
+    def _is_unasked(self, slot: str, station: Station) -> bool:
         """Whether nobody has asked for the model long enough. Who asks in this very moment comes too late."""
         model = self.model_of(slot)
         asking = self.cause.id if isinstance(self.cause, RequestArrived) else None
-        waiting = [life for life in self.lives.values() if life.arrived.model == model.name]
-        waiting = [life for life in waiting if life.arrived.id != asking]
-        if waiting or not model.idle_unload_s or self.now_s < station.used_s + model.idle_unload_s:
-            raise Violation(Promise.REST, f"{slot} was told to stop, and {len(waiting)} requests wait for {model.name}")
-        station.is_at_rest = True
+        if any(life.arrived.model == model.name and life.arrived.id != asking for life in self.lives.values()):
+            return False
+        return bool(model.idle_unload_s) and self.now_s >= station.used_s + model.idle_unload_s
+
+    def has_just_gone(self, slot: SlotName, incarnation: int) -> bool:
+        """Whether its exit is the event that is being handled: a timer that was due in the same moment came first."""
+        event = self.cause
+        return isinstance(event, ReplicaExited) and (event.slot, event.incarnation) == (slot, incarnation)
 
     def _place(self, slot: SlotName, incarnation: int, what: str) -> Place:
         place = self.places.get((slot, incarnation))

@@ -22,7 +22,6 @@ from model_worker.broker.events import (
     ChunkArrived,
     FrontLeft,
     ItemFinished,
-    ReplicaExited,
     RequestArrived,
     RequestCancelled,
 )
@@ -232,10 +231,7 @@ class Checker(Administered):
             raise Violation(Promise.LOADS, f"{loads} loads at once, {self.settings.parallel_loads} are allowed")
 
     def saw_kill(self, kill: KillReplica, now_s: float) -> None:
-        if isinstance(self.cause, ReplicaExited) and (self.cause.slot, self.cause.incarnation) == (
-            kill.slot,
-            kill.incarnation,
-        ):
+        if self.has_just_gone(kill.slot, kill.incarnation):
             return  # its time was up in the very turn in which it was gone
         place = self._place(kill.slot, kill.incarnation, "was killed")
         place.doom(now_s)
