@@ -313,7 +313,8 @@ class Broker:
         self._stir(model.name)
 
     def _disuse_due(self, disuse: Disuse, now_s: float) -> None:
-        if not self.is_ending:
+        # What has happened to the model in this turn counts as use, and settling sets the timer again.
+        if not self.is_ending and disuse.model not in self._stirred:
             self.disuse.due(disuse, now_s, self.managing.running)
 
     def _grace_over(self, drain: Drain, now_s: float) -> None:

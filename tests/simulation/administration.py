@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 from model_worker.broker.effects import SendDrain, SendManaged
 from model_worker.broker.events import (
+    ChunkArrived,
     DrainRequested,
     Event,
     ItemFinished,
     ManageRequested,
     ReplicaExited,
     ReplicaPhaseChanged,
+    ReplicaPulsed,
     RequestArrived,
     SpawnFailed,
 )
@@ -71,6 +73,10 @@ class Administered(Outside):
                 if (event.slot, event.incarnation) in self.places:
                     self._moved = self.station_of(event.slot)
             case ItemFinished():
+                self.station_of(event.slot).touched_s = now_s
+        if isinstance(event, ReplicaPulsed | ChunkArrived | ItemFinished):
+            place = self.places.get((event.slot, event.incarnation))
+            if place is not None and now_s >= place.heard_s + self.settings.replica_silence_s:
                 self.station_of(event.slot).touched_s = now_s
         super().saw_event(event, now_s)
         if isinstance(event, ManageRequested):

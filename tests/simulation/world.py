@@ -176,7 +176,7 @@ class World:
             self._tell(happened.TimePassed(), settles=True)
             self._close_turn()
 
-    def _tell(self, event: happened.Event, *, settles: bool = False) -> None:
+    def _tell(self, event: happened.Event, *, settles: bool = False, is_aside: bool = False) -> None:
         if self.checker.stopped is not None:
             return
         now_s = self.clock.now_s
@@ -194,7 +194,7 @@ class World:
         outer_cause = self.checker.cause
         self.checker.saw_event(event, now_s)
         more_follow = bool(self.weather.turn_s) and not settles
-        effects = self.broker.handle(event, now_s, more_follow=more_follow)
+        effects = self.broker.handle(event, now_s, more_follow=more_follow or is_aside)
         self.events += 1
         self._unsettled = more_follow
         self._carry_out(effects)
@@ -281,7 +281,8 @@ class World:
                 checker.saw_kill(effect, now_s)
                 self._processes[effect.slot, effect.incarnation].kill(0.25 if effect.dump_stacks else 0.0)
             case do.DigestPoison():
-                self._tell(happened.PoisonDigested(effect.model, effect.id[:8]))
+                # Told in the middle of a turn's orders, so that nothing else may be ordered because of it.
+                self._tell(happened.PoisonDigested(effect.model, effect.id[:8]), is_aside=True)
             case do.StopServer():
                 checker.saw_server_stop(effect)
             case do.Log():
