@@ -235,6 +235,34 @@ def test_prompts_with_nothing_or_little_in_common_and_no_room_are_read_whole() -
             prefixes.note(prompt, [torch.zeros(1, len(prompt), 1)] * 2)
 
 
+def test_a_burst_is_read_before_the_others_go_on_and_a_long_wait_is_nobodys(
+    load: Callable[[str], tuple[Any, Any]],
+) -> None:
+    model, tokenizer = load("GPT2LMHeadModel")
+    engine = engine_of((model, tokenizer))
+    first, *burst = (Sequence(list(range(3 + 5 * index, 3 + 5 * index + 9)), 7) for index in range(4))
+    engine.join(first)
+    events: dict[Sequence, list[Progress]] = {sequence: [] for sequence in (first, *burst)}
+    told = []
+    for step in range(12):
+        if step == 1:
+            for sequence in burst:
+                engine.join(sequence)
+        moved = engine.step()
+        told.append([event.sequence for event in moved])
+        for event in moved:
+            events[event.sequence].append(event)
+    # Three wait beside one, then two beside two: from there on all go on while the rest is read.
+    assert told[:3] == [[first], [burst[0]], [first, burst[0], burst[1]]]
+    assert all(compared(model, events))
+    # Two prompts of 33 tokens take 6 steps of 12 tokens: too long for the one that runs.
+    engine.join(first)
+    engine.step()
+    for start in (3, 50):
+        engine.join(Sequence(list(range(start, start + 33)), 2))
+    assert [event.sequence for event in engine.step()] == [first]
+
+
 def test_state_space_models_have_no_engine_and_a_reason(load: Callable[[str], tuple[Any, Any]]) -> None:
     config = transformers.MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2, state_size=4)
     model, tokenizer = transformers.MambaForCausalLM(config).eval(), load("GPT2LMHeadModel")[1]

@@ -1,7 +1,8 @@
 """Continuous batching over a dense cache, for any causal language model that keeps keys and values per layer.
 
 One step reads a bounded part of the prompts that wait and adds one token to every row that runs. Prompts are read in a
-small grid of their own, several short ones together or a long one in parts, and their rows then join the others.
+small grid of their own, several short ones together or a long one in parts, and their rows then join the others. Where
+more prompts wait than rows run, they are read first, if that takes a few steps only.
 
 Owns the rows: their cells, their next tokens, their text, their end. Refuses to queue: what joins is certain to fit, to
 its end, and whoever wants to join more asks `can_join` first. Main thread only, `refusal` excepted.
@@ -34,6 +35,9 @@ from model_worker.runtimes.continuous.sequences import (
 from model_worker.runtimes.continuous.text import StopWatch, TextStream, decoding
 from model_worker.runtimes.transfer import on_device, to_device
 from shared.errors import InvalidInput
+
+# How many steps a burst may take to be read while those that run get no token: about a second on a small CPU.
+_BURST_STEPS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,23 +272,33 @@ class DenseEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
-        """Reads some prompts and adds one token to every row; returns what that did, one event per sequence at most.
+        """Reads some prompts and adds one token to every row, unless a burst is being read; returns what that did, one
+        event per sequence at most.
 
         A prompt that cannot be read ends with the exception in its event. Raises whatever a step of the running rows
         raises; then all sequences have to leave before the next step.
         """
         events = self._drop_unwanted()
         parts = []
-        if self._rows:
+        rows = [] if self._is_burst() else list(self._rows)
+        if rows:
             self._grid.reserve()
-            last_tokens = on_device([[row.last_token] for row in self._rows], self._forward.device)
+            last_tokens = on_device([[row.last_token] for row in rows], self._forward.device)
             parts.append(self._forward(last_tokens, self._grid))
         readings = self._read(events, parts)
-        rows = [*self._rows, *(row for reading in readings for row in reading.rows)]
+        rows += [row for reading in readings for row in reading.rows]
         if rows:
             self._extend(rows, parts, events)
         self._remove_ended(readings)
         return events
+
+    def _is_burst(self) -> bool:
+        """Whether more wait than run, and few steps read all of them. Those that run then wait as long, and go on
+        together with the others: a step that does both takes all weights from memory twice."""
+        if self._reading is not None or len(self._waiting) <= len(self._rows):
+            return False
+        tokens = sum(row.prompt_tokens for row in self._waiting)
+        return self._steps_to_read(tokens) <= _BURST_STEPS_MAX
 
     def _extend(self, rows: list[_Row], parts: list[torch.Tensor], events: list[Progress]) -> None:
         """Gives each of `rows` its next token, chosen by `parts`, their scores."""
