@@ -62,8 +62,8 @@ class Administered(Outside):
         # What the planner said the latest time it was asked whether one more process fits.
         self.is_crowded = False
         self._drain: ManageRequested | None = None
-        # The model whose process came or went with the event that is being handled.
-        self._moved: Station | None = None
+        # Models whose processes came or went with the events that are being handled.
+        self._moved: list[Station] = []
 
     # --- facts ---------------------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class Administered(Outside):
         match event:
             case SpawnFailed() | ReplicaExited() | ReplicaPhaseChanged():
                 if (event.slot, event.incarnation) in self.places:
-                    self._moved = self.station_of(event.slot)
+                    self._moved.append(self.station_of(event.slot))
             case ItemFinished():
                 self.station_of(event.slot).touched_s = now_s
         if isinstance(event, ReplicaPulsed | ChunkArrived | ItemFinished):
@@ -85,8 +85,9 @@ class Administered(Outside):
     def event_is_over(self) -> None:
         """All that the event has led to was seen: whether a request was let in, above all. A timer that was due in the
         same moment came first."""
-        if self._moved is not None:
-            self._moved.used_s, self._moved = self.now_s, None
+        for station in self._moved:
+            station.used_s = self.now_s
+        self._moved.clear()
         if isinstance(self.cause, RequestArrived) and self.cause.id in self.lives:
             station = self.stations[self.cause.model]
             station.used_s = self.now_s
