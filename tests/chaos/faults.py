@@ -89,6 +89,12 @@ def send(find: Callable[[Scene], int], number: signal.Signals) -> Callable[[Scen
     return inject
 
 
+def freeze(scene: Scene) -> None:
+    """Until it is killed for that. Stopped again and again, because another fault lets go on what it had stopped too."""
+    pid = whole(lambda: one_of_two(scene))
+    wait_for(lambda: not (signalled(pid, signal.SIGSTOP) and alive(pid)), f"{pid} has ended", GIVE_UP_S)
+
+
 def renew_workers(scene: Scene) -> None:
     before = whole(scene.subject.workers)
     signalled(whole(scene.subject.master), signal.SIGHUP)
@@ -178,7 +184,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("model.kill", send(one_of_two, signal.SIGKILL), kills=1, is_free=True),
     Fault("model.term", send(one_of_two, signal.SIGTERM), kills=1, is_free=True),
     Fault("model.stop", lambda scene: paused([whole(lambda: one_of_two(scene))], STOP_S), is_free=True),
-    Fault("model.freeze", send(one_of_two, signal.SIGSTOP), kills=1),
+    Fault("model.freeze", freeze, kills=1),
     Fault("only_model.kill", send(the_only_one, signal.SIGKILL), kills=1, is_free=True),
     Fault("only_model.kill_loading", kill_while_loading, kills=2, is_free=True),
     Fault("input.exit", ask("exit"), is_free=True),
