@@ -90,7 +90,7 @@ def send(find: Callable[[Scene], int], number: signal.Signals) -> Callable[[Scen
 
 
 def freeze(scene: Scene) -> None:
-    """Until it is killed for that. Stopped again and again, because another fault lets go on what it had stopped too."""
+    """Until it is killed for that. Stopped again and again, because another fault may let it go on."""
     pid = whole(lambda: one_of_two(scene))
     wait_for(lambda: not (signalled(pid, signal.SIGSTOP) and alive(pid)), f"{pid} has ended", GIVE_UP_S)
 
