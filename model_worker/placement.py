@@ -26,6 +26,8 @@ from shared.messages import SlotName
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 # Enough for all layers of a model at the shapes in use.
 KERNELS_KEPT = "32"
+# Turns of a loop, about ten microseconds.
+SPIN_COUNT = "1000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +293,11 @@ def _pins(unit: Unit, threads: int, environment: Mapping[str, str]) -> dict[str,
         # A model that was put on the CPU must not find a GPU and take it.
         pins = {CUDA_VISIBLE_DEVICES: ""}
     ours = {variable: str(threads) for variable in THREAD_VARIABLES}
-    # OpenMP's threads otherwise wait for each other by spinning. Whenever one of their cores is taken for a moment, by
-    # a front worker, a tokenizer or another replica, the rest burn theirs: throughput falls to a fraction.
-    ours["OMP_WAIT_POLICY"] = "PASSIVE"
+    # OpenMP's threads otherwise wait for each other by spinning, for milliseconds. Whenever one of their cores is taken
+    # for a moment, by a front worker, a tokenizer or another replica, the rest burn theirs: throughput falls to a
+    # fraction. GNU's library, which torch brings, may spin for microseconds: most waits end within those.
+    if not environment.get("OMP_WAIT_POLICY"):
+        ours |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": SPIN_COUNT}
     # Tokenizing has one thread to itself, and a pool of the tokenizer's own does not survive a fork by a model's code.
     ours["TOKENIZERS_PARALLELISM"] = "false"
     # torch keeps compiled kernels for each shape it meets on a CPU, 1,024 of them by default. Texts of all lengths

@@ -279,13 +279,14 @@ def test_the_users_own_thread_count_wins() -> None:
     assert slot.threads == 5
     assert "OMP_NUM_THREADS" not in slot.environment
     assert "TOKENIZERS_PARALLELISM" not in slot.environment
-    assert "OMP_WAIT_POLICY" not in slot.environment
+    assert not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & slot.environment.keys()
     assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in slot.environment
     assert slot.environment["MKL_NUM_THREADS"] == "5"
     (usual,) = plan(configuration(model("qa")), machine(), {"OMP_NUM_THREADS": "", "MKL_NUM_THREADS": "1"})
     assert usual.threads == 8
     assert usual.environment["TOKENIZERS_PARALLELISM"] == "false"
     assert usual.environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert usual.environment["GOMP_SPINCOUNT"] == "1000"
     assert usual.environment["RAYON_NUM_THREADS"] == "8"
     assert usual.environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"
     assert "MKL_NUM_THREADS" not in usual.environment
