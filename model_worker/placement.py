@@ -26,8 +26,8 @@ from shared.messages import SlotName
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 # Enough for all layers of a model at the shapes in use.
 KERNELS_KEPT = "32"
-# Turns of a loop, about ten microseconds.
-SPIN_COUNT = "1000"
+# Turns of a loop, about a tenth of a millisecond: as long as the longest pause between two operations of a forward.
+SPIN_COUNT = "10000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ def _pins(unit: Unit, threads: int, environment: Mapping[str, str]) -> dict[str,
     ours = {variable: str(threads) for variable in THREAD_VARIABLES}
     # OpenMP's threads otherwise wait for each other by spinning, for milliseconds. Whenever one of their cores is taken
     # for a moment, by a front worker, a tokenizer or another replica, the rest burn theirs: throughput falls to a
-    # fraction. GNU's library, which torch brings, may spin for microseconds: most waits end within those.
+    # fraction. GNU's library, which torch brings, may spin for a moment: most waits are shorter.
     if not environment.get("OMP_WAIT_POLICY"):
         ours |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": SPIN_COUNT}
     # Tokenizing has one thread to itself, and a pool of the tokenizer's own does not survive a fork by a model's code.

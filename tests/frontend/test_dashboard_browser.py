@@ -6,7 +6,10 @@ are the real ones.
 
 from __future__ import annotations
 
+import base64
+import io
 import shutil
+import wave
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,8 +34,17 @@ MODELS = (
     model_state("vectors", task="embedding"),
     model_state("sorter", task="zero-shot-classification"),
     model_state("eye", task="image-classification"),
+    model_state("finder", task="object-detection"),
+    model_state("cutter", task="image-segmentation"),
+    model_state("ear", task="automatic-speech-recognition"),
+    model_state("mouth", task="text-to-audio"),
     model_state("own", task="my_module:Own"),
     model_state("broken", task="embedding", state="failed", replicas_ready=0, reason=EVIL, required=False),
+)
+# One red pixel.
+DOT = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8ffff3f0005fe02fe"
+    "dccc59e70000000049454e44ae426082"
 )
 Page = Any
 
@@ -236,16 +248,63 @@ def test_a_picture_is_sent_as_it_is_and_shown(open_page: Callable[..., Page], br
     choose(page, "eye")
     page.get_by_role("button", name="Ask", exact=True).click()
     playwright.expect(page.locator(".answer .notice")).to_contain_text("choose a file")
-    dot = bytes.fromhex(
-        "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8ffff3f0005fe02fe"
-        "dccc59e70000000049454e44ae426082"
-    )
-    page.get_by_label("Picture").set_input_files({"name": "dot.png", "mimeType": "image/png", "buffer": dot})
+    page.get_by_label("Picture").set_input_files({"name": "dot.png", "mimeType": "image/png", "buffer": DOT})
     playwright.expect(page.locator(".preview img")).to_be_visible()
     asked = behaving(broker, Answer(value=[{"label": "a dot", "score": 0.75}]))
     page.get_by_role("button", name="Ask", exact=True).click()
     playwright.expect(page.locator(".answer .bars .name")).to_have_text("a dot")
     assert asked[0].inputs.startswith("iVBORw0KGgo")
+
+
+def test_boxes_and_masks_are_drawn_over_and_beside_the_picture(
+    open_page: Callable[..., Page], broker: StubBroker
+) -> None:
+    page = open_page()
+    choose(page, "finder")
+    page.get_by_label("Picture").set_input_files({"name": "dot.png", "mimeType": "image/png", "buffer": DOT})
+    box = {"xmin": 0, "ymin": 0, "xmax": 1, "ymax": 1}
+    behaving(broker, Answer(value=[{"label": "a dot", "score": 0.75, "box": box}]))
+    page.get_by_role("button", name="Ask", exact=True).click()
+    playwright.expect(page.locator(".answer .boxes rect")).to_have_count(1)
+    playwright.expect(page.locator(".answer .bars .name")).to_have_text("a dot")
+    choose(page, "cutter")
+    page.get_by_label("Picture").set_input_files({"name": "dot.png", "mimeType": "image/png", "buffer": DOT})
+    mask = base64.b64encode(DOT).decode()
+    behaving(broker, Answer(value=[{"label": "sky", "score": None, "mask": mask}]))
+    page.get_by_role("button", name="Ask", exact=True).click()
+    playwright.expect(page.locator(".answer figure img")).to_be_visible()
+    playwright.expect(page.locator(".answer figcaption")).to_have_text("sky")
+
+
+def test_a_recording_is_decoded_in_the_browser_and_what_a_model_says_can_be_heard(
+    open_page: Callable[..., Page], broker: StubBroker
+) -> None:
+    page = open_page()
+    choose(page, "ear")
+    recording = io.BytesIO()
+    with wave.open(recording, "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        # A quarter of the full range on the left, silence on the right.
+        file.writeframes(b"\x00\x20\x00\x00" * 800)
+    sound = {"name": "note.wav", "mimeType": "audio/wav", "buffer": recording.getvalue()}
+    page.get_by_label("Recording").set_input_files(sound)
+    playwright.expect(page.locator(".preview audio")).to_be_visible()
+    asked = behaving(broker, Answer(value={"text": "a low note"}))
+    page.get_by_role("button", name="Ask", exact=True).click()
+    playwright.expect(page.locator(".answer")).to_contain_text("a low note")
+    heard = asked[0].inputs
+    assert heard["sampling_rate"] == 16000
+    assert len(heard["raw"]) == pytest.approx(1600, abs=16)
+    # The mean of both channels.
+    assert heard["raw"][800] == pytest.approx(0.125, abs=0.01)
+    choose(page, "mouth")
+    behaving(broker, Answer(value={"audio": [[0.0, 0.5, -0.5, 0.0] * 100], "sampling_rate": 8000}))
+    page.get_by_role("button", name="Ask", exact=True).click()
+    playing = page.locator(".answer audio")
+    playwright.expect(playing).to_be_visible()
+    page.wait_for_function("document.querySelector('.answer audio').duration > 0.04")
 
 
 def test_a_form_keeps_what_was_typed_while_the_page_goes_on(open_page: Callable[..., Page]) -> None:

@@ -286,7 +286,7 @@ def test_the_users_own_thread_count_wins() -> None:
     assert usual.threads == 8
     assert usual.environment["TOKENIZERS_PARALLELISM"] == "false"
     assert usual.environment["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert usual.environment["GOMP_SPINCOUNT"] == "1000"
+    assert usual.environment["GOMP_SPINCOUNT"] == "10000"
     assert usual.environment["RAYON_NUM_THREADS"] == "8"
     assert usual.environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"
     assert "MKL_NUM_THREADS" not in usual.environment
