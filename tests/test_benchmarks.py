@@ -360,7 +360,9 @@ def test_the_document_shows_what_the_committed_results_say() -> None:
     document = DOCUMENT.read_text()
     if PUBLISHED.exists():
         results = Results.load(PUBLISHED)
-        assert set(results.done) == set(LOADS)
+        # What is missing, the table of goals calls "not measured".
+        assert results.done
+        assert set(results.done) <= set(LOADS)
         assert placed(document, render(results)) == document, "run: python -m benchmarks --publish"
         assert DOCUMENT.with_suffix(".svg").read_text() == draw(results)
     else:
