@@ -13,7 +13,7 @@ from benchmarks.summary import Figure, Results
 from benchmarks.targets import OFFLINE, OURS, OURS_2, RAW, STATIC
 
 WIDTH = 920
-LABELS = 250
+LABELS = 300
 BARS = WIDTH - LABELS - 120
 ROW = 26
 HEAD = 54
