@@ -31,7 +31,7 @@ STYLE = """
     @media (prefers-color-scheme: dark) {
       .bar { fill: #6e7681 }
       .ours { fill: #58a6ff }
-      .limit { stroke: #9da7b3 }
+      .limit { fill: none; stroke: #9da7b3 }
       .whisker { stroke: #e6edf3 }
       .axis { stroke: #6e7681 }
       text { fill: #e6edf3 }
