@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.local_server import served_by
 
 
 class CollectedSpan:
@@ -56,22 +57,12 @@ def _plain(attributes: Any) -> dict[str, Any]:
 def collector() -> Iterator[Collector]:
     collected = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Taker(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             collected.take(gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body)
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Nobody reads it."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            collected.endpoint = f"http://127.0.0.1:{server.server_port}"
-            yield collected
-        finally:
-            server.shutdown()
-            thread.join()
+    with served_by(Taker) as collected.endpoint:
+        yield collected

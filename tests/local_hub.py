@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from tests.local_server import served_by
 
 COMMIT = "c" * 40
 
@@ -18,7 +19,7 @@ COMMIT = "c" * 40
 def local_hub(directory: Path) -> Iterator[str]:
     """Its address, for `HF_ENDPOINT`; any `org/name` leads to the directory."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Hub(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_HEAD(self) -> None:
@@ -60,14 +61,5 @@ def local_hub(directory: Path) -> Iterator[str]:
             if self.command == "GET":
                 self.wfile.write(body)
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Nobody reads it."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served_by(Hub) as address:
+        yield address

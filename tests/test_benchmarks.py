@@ -9,7 +9,7 @@ import statistics
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,6 +26,7 @@ from benchmarks.summary import Figure, Results, Sample, figure, percentile, slop
 from benchmarks.systems import COMPLETIONS, TRANSFORMERS_SERVE, completion_body
 from benchmarks.targets import OFFLINE, OURS, OURS_2, PLAIN, STATIC, TARGETS, verdicts
 from benchmarks.token_streams import Stream, has_text, streams, whole_answers
+from tests.local_server import served_by
 
 WRK = """Running 2s test @ http://127.0.0.1:1/
   1 threads and 64 connections
@@ -165,17 +166,8 @@ def text_server() -> Iterator[tuple[int, threading.Event]]:
         def chunk(self, data: bytes) -> None:
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port, left
-        finally:
-            server.shutdown()
-            thread.join()
+    with served_by(Handler) as address:
+        yield int(address.rpartition(":")[2]), left
 
 
 # --- samples and figures -----------------------------------------------------------------------------------------

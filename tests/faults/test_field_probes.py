@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.test_field_stories import hub, journal, story
+from tests.faults.test_field_stories import Hub, journal, story
 from tests.faults.test_model_process_faults import count, obedient
+from tests.local_server import served_by
 from tests.topology import ROOT, Service, wait_for
 
 __all__ = ["journal"]  # a fixture
@@ -106,7 +107,7 @@ def test_slot_whose_device_is_taken_says_so_while_the_other_serves(monkeypatch: 
     ("endpoint", "words"), [("", "too many requests from here"), ("http://127.0.0.1:9", "couldn't connect to")]
 )
 def test_hub_that_wants_no_more_or_is_not_there_is_told_apart(tmp_path: Path, endpoint: str, words: str) -> None:
-    with hub() as stub:
+    with served_by(Hub) as stub:
         variables = os.environ | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": endpoint or stub}
         # The library pauses between its tries, for half a minute in all.
         code = (

@@ -6,11 +6,8 @@ import json
 import os
 import signal
 import socket
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import pytest
 
 from tests import tiny_models
 from tests.faults.test_model_process_faults import count, obedient
+from tests.local_server import served_by
 from tests.story_models import JOURNAL_VARIABLE, WAYS, noted
 from tests.topology import Service, wait_for
 
@@ -187,9 +185,6 @@ class Hub(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Says nothing."""
-
 
 REFUSALS = {
     "private": (401, "RepoNotFound"),
@@ -197,18 +192,6 @@ REFUSALS = {
     "gated": (403, "GatedRepo"),
     "missing": (404, "RepoNotFound"),
 }
-
-
-@contextmanager
-def hub() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def test_each_refusal_of_the_hub_is_told_once_in_its_own_words_and_without_the_token(
@@ -220,7 +203,7 @@ def test_each_refusal_of_the_hub_is_told_once_in_its_own_words_and_without_the_t
     models = [
         {"name": name, "model": f"org/{name}", "task": "text-classification", "device": "cpu"} for name in REFUSALS
     ]
-    with hub() as endpoint:
+    with served_by(Hub) as endpoint:
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         with Service(models, server={"parallel_loads": 4}) as service:
             assert service.server
