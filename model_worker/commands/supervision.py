@@ -166,6 +166,9 @@ class Supervisor:
         """An orderly stop: supervisord ends the web workers, then the model server, and then itself."""
         if self.exit_code() is None:
             self._running.terminate()
+            # supervisord looks for signals once a second, or when something else wakes its loop; within that second it
+            # would start a program once more that has just refused to run.
+            self.programs()
 
     def stop_at_once(self) -> None:
         """Kills the programs, which lets supervisord end in order; where there are none left, supervisord itself."""
