@@ -50,6 +50,8 @@ STARTUP_FAILURE = 3
 KEEP_METRICS_EVERY_S = 1.0
 # Paths whose routes are remembered; clients can ask for any.
 FOUND_MAX = 1024
+# Longer ones are matched each time: a path may have as many bytes as a head, and those kept are in memory for good.
+FOUND_CHARS_MAX = 512
 # How long a browser may remember what a page of another origin may ask.
 PREFLIGHT_KEPT_S = 600
 # A model server that is there welcomes a new worker within milliseconds, on a machine that has time for both.
@@ -166,8 +168,9 @@ class _Application(FastAPI):
             if match is Match.FULL:
                 if len(self._found) >= FOUND_MAX:
                     self._found.clear()
-                self._found[place] = route, dict(names)
-                return route, dict(names)
+                if len(scope["path"]) <= FOUND_CHARS_MAX:
+                    self._found[place] = route, names
+                return route, names
         return None
 
 

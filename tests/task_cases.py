@@ -212,7 +212,7 @@ def loaded(task: str, kind: str, labels: tuple[str, ...] = (), **options: object
     return model
 
 
-def library_answers(case: Case) -> list[Any]:
+def pipeline_answers(case: Case) -> list[Any]:
     """What `transformers.pipeline` says to each input, as PIL images and arrays: it takes no bytes."""
     make: Any = transformers.pipeline
     pipeline = make(case.task, model=str(directory(case.kind, case.labels)), dtype=torch.float32, device="cpu")

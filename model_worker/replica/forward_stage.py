@@ -104,7 +104,7 @@ class ForwardStage:
         """One forward; returns what to try in its place if it failed."""
         started_s = time.perf_counter()
         try:
-            outputs = self._step(batch)
+            outputs = self._step(batch, started_s)
         except BaseException as error:
             if self._spans is not None:
                 self._spans.batch(batch, started_s, time.perf_counter(), type(error).__name__)
@@ -118,8 +118,7 @@ class ForwardStage:
             accelerator.release_memory()
         return again
 
-    def _step(self, batch: list[Job]) -> list[object]:
-        started_s = time.perf_counter()
+    def _step(self, batch: list[Job], started_s: float) -> list[object]:
         for job in batch:
             # One object may be the item of several jobs: a short text, a small number.
             self._present.setdefault(id(job.item), []).append(job)

@@ -45,7 +45,7 @@ def test_every_task_of_the_library_has_a_case_or_a_reason() -> None:
 def test_each_task_answers_as_the_library_does_alone_and_in_a_batch(case: Case) -> None:
     model = loaded(case.task, case.kind, case.labels)
     assert (model.describe()["batching"] == "on") is case.batches, model.describe()["batching"]
-    expected = task_cases.library_answers(case)
+    expected = task_cases.pipeline_answers(case)
     together, fullest = computed(model, [(each, case.parameters) for each in case.inputs])
     assert (fullest > 1) is case.batches
     assert_alike(together, expected)
