@@ -86,6 +86,7 @@ def from_replica(replica: Replica, message: say.Message) -> happened.Event:
                 max_batch_size=message.max_batch_size,
                 choices=message.choices,
                 concurrency=message.concurrency,
+                pads=message.pads,
             )
         case _:
             raise ProtocolError(f"a replica sent {type(message).__name__}, which is not a replica's message")

@@ -226,9 +226,9 @@ class ModelConfig(_Section):
     max_batch_size: int = Field(32, ge=1, le=65536)
     """Most requests in one batch; with continuous batching, most that run at once."""
     max_batch_cost: int = Field(0, ge=0, le=10**12)
-    """Most padded units (tokens, for text) in one batch: longest item times number of items. 0: the fewest that are
-    about as fast as any, as measured for a few seconds at most after each load; `headwaiter status` shows them. Without
-    effect on continuous batching, which `options.cache_tokens` bounds for text generation."""
+    """Most units (tokens, for text) in one batch: longest item times number of items where the model pads. 0: the
+    fewest that are about as fast as any, as measured for a few seconds at most after each load; `headwaiter status`
+    shows them. Without effect on continuous batching, which `options.cache_tokens` bounds for text generation."""
     max_wait_ms: float = Field(0.0, ge=0, le=_DAY_S * 1000)
     """How long an idle replica waits for more requests before it starts a batch that is not full. With continuous
     batching none waits."""

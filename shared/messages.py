@@ -385,8 +385,9 @@ class State(Record, frozen=True):
 
     `progress` runs from 0.0 to 1.0 where it is known, else -1.0. With phase `failed`, `detail` is the cause in one
     line and `permanent` says that a new start cannot help. With phase `ready`, `mixes_parameters` tells the broker
-    that requests with different parameters may share a batch, `max_batch_cost` and `max_batch_size` are the
-    measured limits (0: as configured), and `choices` is what the runtime decided (dtype, padding, task), for
+    that requests with different parameters may share a batch, `pads` that a batch costs its dearest item times the
+    number of items, and not the sum of its items, `max_batch_cost` and `max_batch_size` are the measured limits (0: as
+    configured), and `choices` is what the runtime decided (dtype, padding, task), for
     `status`. With a `concurrency` above 0 the replica takes items one by one, as they arrive, and holds up to so many.
     """
 
@@ -401,6 +402,7 @@ class State(Record, frozen=True):
     max_batch_size: Count = 0
     choices: Map = field(default_factory=dict)
     concurrency: Count = 0
+    pads: bool = True
 
 
 class ItemResult(Record, frozen=True):

@@ -144,6 +144,7 @@ class History:
         max_batch_size: int = 0,
         max_batch_cost: int = 0,
         concurrency: int = 0,
+        pads: bool = True,
     ) -> list[Effect]:
         """The slot's present incarnation starts, connects, loads and is READY."""
         incarnation = self.broker.keeper.slots[slot].incarnation
@@ -160,6 +161,7 @@ class History:
                     max_batch_size=max_batch_size,
                     max_batch_cost=max_batch_cost,
                     concurrency=concurrency,
+                    pads=pads,
                 )
             ),
         ]

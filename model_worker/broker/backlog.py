@@ -3,8 +3,10 @@
 Owns the order of queued requests and the choice of a batch; every operation is O(log n) in the length of the queue.
 Refuses to know about replicas, deadlines or time.
 
-The most urgent request is always in the batch, so nothing starves, whatever its cost. Its company is chosen by cost:
-a batch costs as much as its dearest item times the number of items, so mates of equal cost waste nothing.
+The most urgent request is always in the batch, so nothing starves, whatever its cost. Where a model pads, a batch costs
+as much as its dearest item times the number of items, so its company is chosen by cost: mates of equal cost waste
+nothing, and those that would waste more than a further forward costs wait for a batch of their own kind. Where a model
+does not pad, the next most urgent are as good company as any.
 """
 
 from __future__ import annotations
@@ -12,30 +14,33 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
+from itertools import accumulate
 
 from sortedcontainers import SortedList
 
+from model_worker.batch_cost import FORWARD_PRICE_SHARE
 from model_worker.broker.records import BatchLimits, Request
 
 GroupKey = tuple[str, bytes]
 """Requests share a batch only within a group: operation, and batch key unless the model mixes parameters."""
 UrgencyEntry = tuple[float, int, Request]
 """Urgency, sequence, request."""
-CostEntry = tuple[int, float, int, Request]
-"""Cost, urgency, sequence, request: by cost, and the more urgent first among equals. Sequences differ, so requests
-themselves are never compared."""
+GroupEntry = tuple[int, float, int, Request]
+"""Cost, urgency, sequence, request: by cost, and the more urgent first among equals. Where the model does not pad, the
+first is 0 for all. Sequences differ, so requests themselves are never compared."""
 
 
 class Backlog:
-    """The queued requests of one model, indexed by urgency and, within each group, by cost."""
+    """The queued requests of one model, indexed by urgency and, within each group, in the order of their company."""
 
     def __init__(self) -> None:
         # Those that may share a batch, and those that must run alone: urgency, sequence, request.
         self._sharing: SortedList[UrgencyEntry] = SortedList()
         self._alone: SortedList[UrgencyEntry] = SortedList()
         # Those that may share a batch. Requests that must run alone are in no group; empty groups are deleted.
-        self._groups: dict[GroupKey, SortedList[CostEntry]] = {}
+        self._groups: dict[GroupKey, SortedList[GroupEntry]] = {}
         self._mixes_parameters = False
+        self._pads = True
 
     def __len__(self) -> int:
         return len(self._sharing) + len(self._alone)
@@ -72,14 +77,14 @@ class Backlog:
             group = self._groups.get(key)
             if group is None:
                 group = self._groups[key] = SortedList()
-            group.add(_cost_entry(request))
+            group.add(self._entry(request))
 
     def remove(self, request: Request) -> None:
         self._order_of(request).remove((request.urgency_s, request.sequence, request))
         if not request.alone:
             key = self._key(request)
             group = self._groups[key]
-            group.remove(_cost_entry(request))
+            group.remove(self._entry(request))
             if not group:
                 del self._groups[key]
 
@@ -91,11 +96,14 @@ class Backlog:
         if limits.size_max and len(group) >= limits.size_max:
             return True
         # If the whole group fits, it is the batch; if not, a limit closes it.
-        dearest = group[-1][0]
-        return bool(limits.cost_max) and dearest * len(group) > limits.cost_max
+        if not limits.cost_max:
+            return False
+        if self._pads:
+            return group[-1][0] * len(group) > limits.cost_max
+        return any(total > limits.cost_max for total in accumulate(entry[3].cost for entry in group))
 
     def take(self, limits: BatchLimits) -> list[Request]:
-        """Removes the next batch: the head, and its nearest neighbours in cost while the limits allow.
+        """Removes the next batch: the head, and the company that suits it while the limits allow.
 
         A head that costs more than the limit goes by itself.
         """
@@ -103,20 +111,21 @@ class Backlog:
         assert head is not None, "an empty queue has no batch to give"
         chosen = [head]
         if not head.alone:
-            chosen.extend(self._company(head, limits))
+            chosen.extend(self._company(head, limits) if self._pads else self._followers(head, limits))
         for request in chosen:
             self.remove(request)
         return chosen
 
-    def set_mixes_parameters(self, mixes_parameters: bool) -> None:
-        """Whether batch keys keep requests apart; sorts the queue anew, O(n log n), when that changes."""
-        if mixes_parameters == self._mixes_parameters:
+    def arrange(self, *, mixes_parameters: bool, pads: bool) -> None:
+        """Whether batch keys do not keep requests apart, and whether the model pads; sorts the queue anew, O(n log n),
+        when that changes."""
+        if (mixes_parameters, pads) == (self._mixes_parameters, self._pads):
             return
-        self._mixes_parameters = mixes_parameters
-        entries: dict[GroupKey, list[CostEntry]] = {}
+        self._mixes_parameters, self._pads = mixes_parameters, pads
+        entries: dict[GroupKey, list[GroupEntry]] = {}
         for request in self:
             if not request.alone:
-                entries.setdefault(self._key(request), []).append(_cost_entry(request))
+                entries.setdefault(self._key(request), []).append(self._entry(request))
         self._groups = {key: SortedList(group) for key, group in entries.items()}
 
     def validate(self) -> None:
@@ -127,7 +136,7 @@ class Backlog:
         assert all(request.alone for _, _, request in self._alone), "backlog: one that may share is to be alone"
         assert not any(request.alone for _, _, request in self._sharing), "backlog: one that must be alone is to share"
         grouped = {(key, entry) for key, group in self._groups.items() for entry in group}
-        expected = {(self._key(r), _cost_entry(r)) for r in requests if not r.alone}
+        expected = {(self._key(r), self._entry(r)) for r in requests if not r.alone}
         assert grouped == expected, "backlog: the groups do not hold what the queue holds"
         assert sum(map(len, self._groups.values())) == len(expected), "backlog: a request is in a group twice"
         assert all(self._groups.values()), "backlog: an empty group is kept"
@@ -139,13 +148,48 @@ class Backlog:
     def _key(self, request: Request) -> GroupKey:
         return request.operation, b"" if self._mixes_parameters else request.batch_key
 
-    def _company(self, head: Request, limits: BatchLimits) -> Iterator[Request]:
-        """The others of the head's group that go with it: nearest in cost first, and the cheaper first among equals."""
+    def _entry(self, request: Request) -> GroupEntry:
+        return request.cost if self._pads else 0, request.urgency_s, request.sequence, request
+
+    def _followers(self, head: Request, limits: BatchLimits) -> Iterator[Request]:
+        """The others of the head's group that go with it where nothing is padded: the next in urgency."""
+        group = self._groups[self._key(head)]
+        total = 0
+        for _, _, _, request in group.islice(0, limits.size_max or None):
+            total += request.cost
+            if request is head:
+                continue
+            if limits.cost_max and total > limits.cost_max:
+                return
+            yield request
+
+    def _company(self, head: Request, limits: BatchLimits) -> list[Request]:
+        """The others of the head's group that go with it where items are padded.
+
+        If the whole group fits, that is all of it. Otherwise there will be further batches: of the neighbours, in the
+        order of their distance, so many go along as leave the least of the forward to padding and to its own price.
+        """
+        neighbours = list(self._neighbours(head, limits))
+        if not limits.cost_max or len(neighbours) + 1 == len(self._groups[self._key(head)]):
+            return neighbours
+        price = FORWARD_PRICE_SHARE * limits.cost_max
+        useful = dearest = head.cost
+        best, best_size = useful / (dearest + price), 1
+        for size, request in enumerate(neighbours, start=2):
+            useful += request.cost
+            dearest = max(dearest, request.cost)
+            share = useful / (dearest * size + price)
+            if share >= best:
+                best, best_size = share, size
+        return neighbours[: best_size - 1]
+
+    def _neighbours(self, head: Request, limits: BatchLimits) -> Iterator[Request]:
+        """The nearest in cost first, and the cheaper first among equals, while the limits allow."""
         size_max = limits.size_max or math.inf
         cost_max = limits.cost_max or math.inf
         group = self._groups[self._key(head)]
         cheaper = self._cheaper(group, head)
-        dearer = (entry[3] for entry in group.irange(minimum=_cost_entry(head), inclusive=(False, True)))
+        dearer = (entry[3] for entry in group.irange(minimum=self._entry(head), inclusive=(False, True)))
         below, above = next(cheaper, None), next(dearer, None)
         size, dearest = 1, head.cost
         while size < size_max and dearest * (size + 1) <= cost_max:
@@ -162,16 +206,11 @@ class Backlog:
                 return
             size += 1
 
-    @staticmethod
-    def _cheaper(group: SortedList[CostEntry], head: Request) -> Iterator[Request]:
+    def _cheaper(self, group: SortedList[GroupEntry], head: Request) -> Iterator[Request]:
         # From the dearest cost down, but within one cost from the most urgent up.
-        end = group.bisect_left(_cost_entry(head))
+        end = group.bisect_left(self._entry(head))
         while end > 0:
             start = group.bisect_left((group[end - 1][0],))  # type: ignore[arg-type]
             for entry in group.islice(start, end):
                 yield entry[3]
             end = start
-
-
-def _cost_entry(request: Request) -> CostEntry:
-    return request.cost, request.urgency_s, request.sequence, request

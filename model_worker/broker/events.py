@@ -90,6 +90,7 @@ class ReplicaPhaseChanged(Fact, frozen=True):
     max_batch_size: int = 0
     choices: dict[str, object] = field(default_factory=dict)
     concurrency: int = 0
+    pads: bool = True
 
 
 class ReplicaPulsed(Fact, frozen=True):

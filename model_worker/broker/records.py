@@ -116,7 +116,7 @@ class BatchLimits:
 
     size_max: int
     cost_max: int
-    """Padded units: the dearest item's cost times the number of items."""
+    """Units: the dearest item's cost times the number of items where the model pads, else what they cost together."""
 
 
 @dataclass(slots=True, eq=False)

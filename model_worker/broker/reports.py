@@ -79,7 +79,7 @@ class Reports:
         model = self._models[replica.model]
         if replica.state is ReplicaState.READY and event.phase is Phase.READY:
             model.mixes_parameters = event.mixes_parameters
-            model.backlog.set_mixes_parameters(event.mixes_parameters)
+            model.backlog.arrange(mixes_parameters=event.mixes_parameters, pads=event.pads)
             model.concurrency = event.concurrency
         self._stir(model.name)
 

@@ -64,6 +64,7 @@ class PrepareStage:
             [job.group for job in shared],
             max_batch_cost=self._limits.max_batch_cost,
             max_batch_size=self._limits.max_batch_size,
+            pads=self._model.pads,
         )
         return [
             *([shared[position] for position in positions] for positions in micro_batches),

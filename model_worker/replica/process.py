@@ -67,6 +67,7 @@ def _live(spec: ReplicaSpec, link: BrokerLink, progress: Progress) -> None:
             max_batch_size=limits.max_batch_size,
             choices={**returns.description_of(model), **_budget(model, limits, origin)},
             concurrency=limits.concurrency(model),
+            pads=bool(model.pads),
         )
         wire.check(ready)
     except BaseException as error:

@@ -51,11 +51,15 @@ class Model:
     mixes_parameters: ClassVar[bool] = False
     """Whether requests with different `parameters` may share a `forward`; if not, the broker keeps them apart."""
 
+    pads: bool = True
+    """Whether a `forward` pads its items to one length, so that it costs `max(cost) * len(items)`. Set it to False, in
+    the class or in `load`, for one that costs what its items cost together: any of them are good company then."""
+
     operations: ClassVar[tuple[str, ...]] = ()
     """What requests may ask for besides `predict`; such a request goes to `prepare_operation`. Others are refused."""
 
     max_batch_cost: int = 0
-    """Padded units one `forward` may take, `max(cost) * len(items)`; set in `load`. 0: no limit of the model's own.
+    """Units one `forward` may take, padding included; set in `load`. 0: no limit of the model's own.
     After `load` the process puts the configured number here, if there is one, else what it has measured with `samples`;
     or a lower one that fits into memory."""
 
@@ -100,7 +104,7 @@ class Model:
         raise NotImplementedError
 
     def cost(self, item: Any) -> int:
-        """Padded units of one item, such as its number of tokens; a batch costs `max(cost) * len(items)`."""
+        """Units of one item, such as its number of tokens; `pads` says what a batch costs."""
         return 1
 
     def group(self, item: Any) -> Hashable:

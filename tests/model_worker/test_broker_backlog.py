@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model_worker.batch_cost import FORWARD_PRICE_SHARE
 from model_worker.broker.backlog import Backlog
 from model_worker.broker.events import FrontId
 from model_worker.broker.records import BatchLimits, Front, Request
@@ -66,15 +67,36 @@ def test_the_most_urgent_request_is_in_the_batch_with_its_nearest_in_cost() -> N
 
 
 def test_the_batch_stays_within_the_padded_cost() -> None:
-    backlog = backlog_of(*(queued(number, cost=cost) for number, cost in enumerate([10, 11, 30, 9, 12], start=1)))
-    assert numbers(backlog.take(BatchLimits(0, 40))) == [1, 4, 2]  # 3 x 11; a fourth would make 4 x 11
+    backlog = backlog_of(*(queued(number, cost=cost) for number, cost in enumerate([100, 101, 300, 100, 102], 1)))
+    assert numbers(backlog.take(BatchLimits(0, 400))) == [1, 4, 2]  # 3 x 101; a fourth would make 4 x 102
 
 
 def test_a_neighbour_that_is_too_dear_does_not_keep_cheaper_ones_out() -> None:
-    backlog = backlog_of(queued(1, cost=10), queued(2, cost=13), queued(3, cost=1), queued(4, cost=2))
-    assert numbers(backlog.take(BatchLimits(0, 39))) == [1, 2, 4]
-    backlog = backlog_of(queued(1, cost=10), queued(2, cost=20), queued(3, cost=1), queued(4, cost=2))
-    assert numbers(backlog.take(BatchLimits(0, 39))) == [1, 4, 3]
+    backlog = backlog_of(queued(1, cost=100), queued(2, cost=101), queued(3, cost=98), queued(4, cost=95))
+    assert numbers(backlog.take(BatchLimits(0, 201))) == [1, 3]
+
+
+def test_what_would_mostly_be_padded_waits_for_a_batch_of_its_kind() -> None:
+    costs = [170, 28, 160, 27, 150, 26]
+    backlog = backlog_of(*(queued(number, cost=cost) for number, cost in enumerate(costs, start=1)))
+    assert numbers(backlog.take(BatchLimits(0, 1000))) == [1, 3, 5]
+    assert numbers(backlog.take(BatchLimits(0, 1000))) == [2, 4, 6]
+
+
+def test_a_queue_that_fits_into_one_batch_is_one() -> None:
+    backlog = backlog_of(queued(1, cost=170), queued(2, cost=28), queued(3, cost=5))
+    assert numbers(backlog.take(BatchLimits(0, 510))) == [1, 2, 3]
+
+
+def test_where_nothing_is_padded_the_most_urgent_go_while_their_sum_fits() -> None:
+    backlog = backlog_of(*(queued(number, cost=cost) for number, cost in enumerate([170, 28, 160, 27, 150, 26], 1)))
+    backlog.arrange(mixes_parameters=False, pads=False)
+    backlog.validate()
+    assert backlog.fills(queued(1, cost=170), BatchLimits(0, 560))
+    assert not backlog.fills(queued(1, cost=170), BatchLimits(0, 561))
+    assert numbers(backlog.take(BatchLimits(0, 358))) == [1, 2, 3]
+    assert numbers(backlog.take(BatchLimits(2, 358))) == [4, 5]
+    backlog.validate()
 
 
 def test_a_head_that_exceeds_the_limit_goes_by_itself() -> None:
@@ -109,10 +131,10 @@ def test_the_queue_can_be_left_from_anywhere() -> None:
 def test_mixing_parameters_sorts_what_is_queued_anew() -> None:
     backlog = backlog_of(queued(1, batch_key=b"a"), queued(2, batch_key=b"b"), queued(3, operation="other"))
     assert not backlog.fills(queued(1, batch_key=b"a"), BatchLimits(2, 0))
-    backlog.set_mixes_parameters(True)
+    backlog.arrange(mixes_parameters=True, pads=True)
     backlog.validate()
     assert numbers(backlog.take(UNLIMITED)) == [1, 2]
-    backlog.set_mixes_parameters(False)
+    backlog.arrange(mixes_parameters=False, pads=True)
     backlog.add(queued(4, operation="other", batch_key=b"x"))
     assert numbers(backlog.take(UNLIMITED)) == [3]
 
@@ -120,6 +142,35 @@ def test_mixing_parameters_sorts_what_is_queued_anew() -> None:
 def test_those_ahead_are_counted_by_urgency() -> None:
     backlog = backlog_of(*(queued(number, urgency_s=float(number)) for number in (10, 20, 30)))
     assert [backlog.count_ahead(urgency_s) for urgency_s in (5.0, 10.0, 25.0, 99.0)] == [0, 1, 2, 3]
+
+
+def padded_batch(head: Request, mates: list[Request], size_max: int, cost_max: int) -> list[Request]:
+    """What fits: nearest in cost first."""
+    batch = [head]
+    for mate in sorted(mates, key=lambda r: (abs(r.cost - head.cost), r.cost > head.cost, r.urgency_s, r.sequence)):
+        dearest = max(request.cost for request in [*batch, mate])
+        if size_max and len(batch) >= size_max:
+            break
+        if not cost_max or dearest * (len(batch) + 1) <= cost_max:
+            batch.append(mate)
+    return batch
+
+
+def unpadded_batch(head: Request, mates: list[Request], size_max: int, cost_max: int) -> list[Request]:
+    """What fits: the most urgent first."""
+    batch = [head]
+    for mate in sorted(mates, key=lambda r: (r.urgency_s, r.sequence)):
+        too_dear = cost_max and sum(request.cost for request in [*batch, mate]) > cost_max
+        if too_dear or (size_max and len(batch) >= size_max):
+            break
+        batch.append(mate)
+    return batch
+
+
+def usefulness(batch: list[Request], cost_max: int) -> float:
+    """The share of a padded forward, with its own price, that is neither padding nor price."""
+    costs = [request.cost for request in batch]
+    return sum(costs) / (max(costs) * len(costs) + FORWARD_PRICE_SHARE * cost_max)
 
 
 ITEMS = st.lists(
@@ -130,9 +181,9 @@ ITEMS = st.lists(
 
 
 @settings(max_examples=150)
-@given(ITEMS, st.integers(0, 6), st.integers(0, 120))
+@given(ITEMS, st.integers(0, 6), st.integers(0, 120), st.booleans())
 def test_taking_agrees_with_a_plain_reading_of_the_rule(
-    items: list[tuple[int, int, bytes, bool]], size_max: int, cost_max: int
+    items: list[tuple[int, int, bytes, bool]], size_max: int, cost_max: int, pads: bool
 ) -> None:
     limits = BatchLimits(size_max, cost_max)
     left = [
@@ -140,20 +191,17 @@ def test_taking_agrees_with_a_plain_reading_of_the_rule(
         for number, (cost, urgency, key, alone) in enumerate(items)
     ]
     backlog = backlog_of(*left)
+    backlog.arrange(mixes_parameters=False, pads=pads)
     while left:
         head = min(left, key=lambda request: (request.urgency_s, request.sequence))
         mates = [r for r in left if r is not head and r.batch_key == head.batch_key and not (r.alone or head.alone)]
-        mates.sort(key=lambda r: (abs(r.cost - head.cost), r.cost > head.cost, r.urgency_s, r.sequence))
-        expected = [head]
-        for mate in mates:
-            dearest = max(request.cost for request in [*expected, mate])
-            if size_max and len(expected) >= size_max:
-                break
-            if not cost_max or dearest * (len(expected) + 1) <= cost_max:
-                expected.append(mate)
+        expected = fitting = (padded_batch if pads else unpadded_batch)(head, mates, size_max, cost_max)
+        if pads and cost_max and len(fitting) <= len(mates):
+            sizes = range(1, len(fitting) + 1)
+            expected = fitting[: max(sizes, key=lambda size: (usefulness(fitting[:size], cost_max), size))]
         full = backlog.fills(head, limits)
         too_dear = 0 < cost_max < head.cost
-        assert full == (head.alone or too_dear or len(expected) <= len(mates) or len(expected) == size_max)
+        assert full == (head.alone or too_dear or len(fitting) <= len(mates) or len(fitting) == size_max)
         assert backlog.take(limits) == expected
         backlog.validate()
         left = [request for request in left if request not in expected]
@@ -199,8 +247,8 @@ def test_many_neighbours_that_are_too_dear_cost_nothing() -> None:
     backlog = backlog_of(
         queued(1, cost=CountedCost(300)),
         queued(2, cost=CountedCost(299)),
-        queued(3, cost=CountedCost(1)),
-        queued(4, cost=CountedCost(1)),
+        queued(3, cost=CountedCost(298)),
+        queued(4, cost=CountedCost(297)),
         *dear,
     )
     CountedCost.comparisons = 0

@@ -38,7 +38,8 @@ def lie_about_phase(ready: ReplicaPhaseChanged, rng: random.Random) -> ReplicaPh
     return rng.choice(
         (
             ready,
-            replace(ready, mixes_parameters=not ready.mixes_parameters, concurrency=7, max_batch_size=1),
+            replace(ready, mixes_parameters=not ready.mixes_parameters, pads=not ready.pads, concurrency=7),
+            replace(ready, max_batch_size=1),
             replace(ready, phase=Phase.LOADING, progress=0.1),
             replace(ready, phase=Phase.DRAINING),
             replace(ready, phase=Phase.FAILED, detail="out of sorts"),

@@ -108,7 +108,8 @@ class Process(Actor):
 
     def _ready(self) -> None:
         rng = self.rng
-        ready = self._phase(Phase.READY, mixes_parameters=self.world.weather.mixes_parameters)
+        weather = self.world.weather
+        ready = self._phase(Phase.READY, mixes_parameters=weather.mixes_parameters, pads=weather.pads)
         self.say(ready)
         self._pulse()
         if self.strikes(Fault.PHASE_LIE):
@@ -126,6 +127,7 @@ class Process(Actor):
         detail: str = "",
         permanent: bool = False,
         mixes_parameters: bool = False,
+        pads: bool = True,
     ) -> ReplicaPhaseChanged:
         return ReplicaPhaseChanged(
             self.slot,
@@ -137,6 +139,7 @@ class Process(Actor):
             mixes_parameters,
             max_batch_cost=100,
             concurrency=self.computer.concurrency if phase is Phase.READY else 0,
+            pads=pads,
         )
 
     def _pulse(self) -> None:

@@ -74,6 +74,7 @@ class Weather:
     turn_s: float
     """How long the loop gathers facts before it lets the core settle; 0.0: it settles after each."""
     mixes_parameters: bool
+    pads: bool
     room: int
     """How many processes fit into memory."""
     concurrency: Mapping[str, int]
@@ -98,6 +99,7 @@ def draw_weather(seed: int, settings: BrokerSettings) -> Weather:
         moody_after_s=rng.choice((0.0, 5.0, 5.0)),
         turn_s=rng.choice((0.0, 0.0, 0.002, 0.05)),
         mixes_parameters=rng.random() < 0.3,
+        pads=dice(seed, "pads").random() < 0.6,
         room=rng.choice((1, 99, 99)),
         concurrency={model.name: rng.choice((0, 0, 0, 1, 3, 20)) for model in settings.models},
     )

@@ -1,0 +1,9 @@
+"""What a batch costs, as the broker and the model processes both count it. The one home of what they must agree on.
+
+A batch costs its dearest item times the number of items where a model pads them to one length, otherwise as much as its
+items together; and every forward costs something whatever is in it.
+"""
+
+# What one forward costs on top of its items, as a share of `max_batch_cost`. That limit is measured as the least with
+# which a model is within a few per cent of its best speed, and these few per cent are what a forward costs.
+FORWARD_PRICE_SHARE = 0.05
