@@ -40,7 +40,7 @@ from shared.messages import (
     Submit,
 )
 from shared.sockets import Buffer, RunDirectory
-from shared.values import pack, unpack
+from shared.values import frames_bytes, pack, unpack
 from shared.wire import check, split_frames
 
 # Memory safety of one front. The queues that users notice are the models' own, at the model server, which refuses
@@ -317,7 +317,7 @@ class ModelClient:
             request_id=options.get("request_id") or (call.id.hex() if around is None else around.request_id),
             traceparent=options.get("traceparent", "" if around is None else around.traceparent),
             payload=tuple(payload),
-            body_bytes=sum(memoryview(frame).nbytes for frame in payload),
+            body_bytes=frames_bytes(payload),
             deadline_s=deadline_s,
             waiter=call,
         )
@@ -570,7 +570,7 @@ class ModelClient:
             return
         request.next_chunk += 1
         try:
-            taken = request.waiter.push(unpack(frames), sum(memoryview(frame).nbytes for frame in frames))
+            taken = request.waiter.push(unpack(frames), frames_bytes(frames))
         except ProtocolError as error:
             self._give_up(request, RequestError(f"a piece of the answer cannot be read: {error}", code=Code.INTERNAL))
             raise

@@ -24,8 +24,10 @@ import os
 import shutil
 import struct
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram, values
 from prometheus_client.metrics_core import Metric
@@ -71,7 +73,7 @@ class FrontMetrics:
         # The library's way to name the files by something else than the pid. Pids are used again by the system, and
         # a new one for each restart would leave a file behind each time. When the name changes, the library goes on
         # in the files of the new name, from the numbers in them.
-        values.ValueClass = values.MultiProcessValue(lambda: self._place)  # type: ignore[no-untyped-call]
+        values.ValueClass = _value_class(lambda: self._place)
         values.MmapedDict = _AllocatedFile  # type: ignore[attr-defined]
         for kind in ("counter", "histogram"):
             # Otherwise the library would open a file only with the first value in it, in the middle of a request.
@@ -259,8 +261,8 @@ class FrontMetrics:
         self._directory, self._place, self._lock = directory, place, lock
         self._files = self._open_files()
         self._name_directory()
-        # The library notices the new place with the first use.
-        self._inflight.inc(0)
+        # The library looks at its place when it reads a value, and goes on with all of them in the new one.
+        self._inflight._value.get()
 
     def _forget_dead_gauges(self) -> None:
         """What a dead worker had under way is not under way any more; what it has counted stays counted."""
@@ -271,6 +273,21 @@ class FrontMetrics:
                 # As long as this is held nobody can take the place over, and write to the file.
                 _empty(file)
                 os.close(lock)
+
+
+def _value_class(place: Callable[[], int]) -> type:
+    """The library's class of a number in a file, at the place that is asked for, and to be counted up by one thread.
+
+    Of its lock, and of its look at the place with each number, three dozen calls a request would be left.
+    """
+    shared_value: Any = values.MultiProcessValue(place)  # type: ignore[no-untyped-call]
+
+    class Value(shared_value):  # type: ignore[misc]
+        def inc(self, amount: float) -> None:
+            self._value += amount
+            self._file.write_value(self._key, self._value, 0.0)
+
+    return Value
 
 
 class _AllocatedFile(MmapedDict):

@@ -67,7 +67,7 @@ def pack(value: object, *, where: str = "result") -> list[Buffer]:
         raise Unserialisable(f"{place} is a whole number of more than {BIG_INT_BYTES_MAX} bytes: return text") from None
     except ValueError as error:
         raise Unserialisable(f"{where} is too large to be sent: {error}") from None
-    size_bytes = len(head) + sum(memoryview(frame).nbytes for frame in own_frames)
+    size_bytes = len(head) + frames_bytes(own_frames)
     if size_bytes > FRAME_BYTES_MAX:
         raise Unserialisable(f"{where} has {size_bytes} bytes, more than {FRAME_BYTES_MAX}: return less at once")
     return [head, *own_frames]
@@ -83,7 +83,7 @@ def unpack(frames: Sequence[Buffer]) -> Any:
     """
     if not frames:
         raise ProtocolError("a value has at least one frame, got none")
-    size_bytes = sum(memoryview(frame).nbytes for frame in frames)
+    size_bytes = frames_bytes(frames)
     if size_bytes > FRAME_BYTES_MAX:
         raise ProtocolError(f"a value has {size_bytes} bytes, more than {FRAME_BYTES_MAX}")
     own_frames = _OwnFrames(frames)
@@ -94,6 +94,11 @@ def unpack(frames: Sequence[Buffer]) -> Any:
     own_frames.check_all_used()
     _verify(value, 1)
     return value
+
+
+def frames_bytes(frames: Sequence[Buffer]) -> int:
+    """What the frames of a value hold together."""
+    return sum([len(frame) if type(frame) is bytes else memoryview(frame).nbytes for frame in frames])
 
 
 class _Refused(Exception):
