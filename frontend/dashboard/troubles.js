@@ -6,7 +6,7 @@ import { colourOf } from "./machine.js";
 // Codes and events of the log, for people.
 const WORDS = {
   deadline_exceeded: "no answer before the deadline",
-  draining: "came while the service was stopping",
+  draining: "came while no new requests were taken",
   front_left: "a front worker went away with requests under way",
   internal: "a fault of headwaiter itself",
   loop_late: "the model server itself was held up",

@@ -74,7 +74,10 @@ def plan_differences(config: Config, snapshot: Snapshot) -> list[str]:
     differences = [
         f"slot {name} is configured but does not run: scale its model, or restart the model server" for name in missing
     ]
-    differences += [f"slot {name} runs but is not configured (any more)" for name in surplus]
+    differences += [
+        f"slot {name} runs but is not configured: its model was scaled, or the configuration has changed"
+        for name in surplus
+    ]
     for name, slot in planned.items():
         if name in running and running[name].device != slot.device:
             differences.append(f"slot {name} is planned on {slot.device} but runs on {running[name].device}")

@@ -304,6 +304,8 @@ def test_everything_below_v2_fails_in_the_clients_words(front: Front, broker: St
         (413, post(front, "/v2/models/own/infer", b" " * (BODY_BYTES_MAX + 1))),
         (400, post(front, "/v2/models/own/infer", b"{")),
         (405, front.client.put(f"{front.url}/v2/models/own/infer", headers=bearer)),
+        (405, front.client.get(f"{front.url}/v2/models/own/infer", headers=bearer)),
+        (405, front.client.get(f"{front.url}/v2/models/own/versions/1/infer", headers=bearer)),
     ]
     for status, answer in answers:
         assert answer.status_code == status

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from frontend.guards import check_timeout
@@ -146,6 +147,8 @@ class OpenInferenceSurface(Surface):
             _add(router, path, handler, answer)
         for path in UNSUPPORTED:
             router.add_api_route(path, self.unsupported, methods=["GET", "POST"], include_in_schema=False)
+        for path in (f"{VERSION}/infer", f"{MODEL}/infer"):
+            router.add_api_route(path, _only_post, methods=["GET", "HEAD"], include_in_schema=False)
         # Last: its pattern fits all that ends otherwise.
         for path, handler, answer in _both("", self.model_metadata, metadata.ModelMetadata):
             _add(router, path, handler, answer)
@@ -230,6 +233,11 @@ class OpenInferenceSurface(Surface):
         names = [model.name for model in self.services.config.models]
         secured = bool(self.services.config.http.api_keys)
         return description.paths(self.error_body, names, metadata.MODEL_VERSION, secured=secured)
+
+
+async def _only_post(request: Request) -> Response:
+    """Else the pattern of a model's metadata would take the whole path for a name, and say that there is none."""
+    raise HTTPException(405, "Method Not Allowed", {"Allow": "POST"})
 
 
 def _both(
