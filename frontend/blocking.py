@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Self, TypeVar, Unpack
 
-from frontend.client import INSPECT_TIMEOUT_S, ModelClient, RequestOptions
+from frontend.client import INSPECT_TIMEOUT_S, ModelClient
+from frontend.outgoing import RequestOptions
 from shared.config import Config
 from shared.errors import UsageError
 from shared.messages import Managed, ModelState, Snapshot

@@ -1,7 +1,7 @@
 """What a request of an own route has come with, for the requests to models that are made on its behalf.
 
 Owns the context variable that carries it from the guard of a route to the client, and the dependency that hands the
-client out. Refuses everything else: routes are guarded in `own_routes.py`, requests are sent by `client.py`.
+client out. Refuses everything else: routes are guarded in `own_routes.py`, requests are made in `outgoing.py`.
 """
 
 from __future__ import annotations

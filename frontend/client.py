@@ -8,28 +8,25 @@ HTTP, and every thread but the event loop's.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import math
 import os
-import re
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from typing import Self, TypedDict, Unpack
+from typing import Self, Unpack
 
-from frontend import circumstances
 from frontend.calls import Call, Order, StreamCall
 from frontend.connection import Connection
-from frontend.link import Aftermath
+from frontend.errands import Errands
+from frontend.link import Aftermath, unavailable
+from frontend.outgoing import RequestOptions, new_request
 from frontend.pending import Answer, PendingRequest, PendingTable
 from shared.config import Config, HttpConfig
-from shared.errors import Code, ModelFailed, ProtocolError, RequestError, Unserialisable, UsageError
+from shared.errors import Code, ModelFailed, ProtocolError, RequestError, UsageError
 from shared.messages import (
     Cancel,
     Chunk,
     ChunkHeader,
-    Inspect,
-    Manage,
     Managed,
     Message,
     ModelState,
@@ -40,8 +37,8 @@ from shared.messages import (
     Submit,
 )
 from shared.sockets import Buffer, RunDirectory
-from shared.values import frames_bytes, pack, unpack
-from shared.wire import check, split_frames
+from shared.values import frames_bytes, unpack
+from shared.wire import split_frames
 
 # Memory safety of one front. The queues that users notice are the models' own, at the model server, which refuses
 # with a better reason long before these are reached; they only fill while there is no server to send to.
@@ -57,23 +54,6 @@ DEADLINES_APART_S = 0.02
 INSPECT_TIMEOUT_S = 2.0
 # How often a client that holds no requests any more looks for the model server.
 LOOK_EVERY_S = 0.25
-# A day. The wire carries whole milliseconds in 32 bits, and a configuration allows no longer deadline.
-TIMEOUT_S_MAX = 86_400.0
-OPERATION = "predict"
-
-
-class RequestOptions(TypedDict, total=False):
-    """What may be said about a request beside its inputs and parameters. In an own route of a front worker, the
-    defaults are what its caller has said in headers."""
-
-    timeout_s: float | None
-    """The whole time to wait, in seconds, at most a day. Default: `request_timeout_s` of the configuration."""
-    priority: int
-    """A lower one is more urgent. Default 0."""
-    request_id: str
-    """Goes into the logs of every process that sees the request. Default: the call's `id` in hexadecimal."""
-    traceparent: str
-    """W3C trace context, passed on."""
 
 
 class ModelClient:
@@ -102,8 +82,7 @@ class ModelClient:
             self._timeout_s = HttpConfig().request_timeout_s
             self._configured = ()
         self._pending = PendingTable(count_max=PENDING_COUNT_MAX, bytes_max=PENDING_BYTES_MAX)
-        self._inspections: dict[int, asyncio.Future[Snapshot]] = {}
-        self._orders: dict[int, Order] = {}
+        self._errands = Errands()
         self._met_server = asyncio.Event()
         # The halves of a request id: one that no other connection has, and one that counts. The first is drawn anew at
         # opening: an object that was made before a fork is opened by each child.
@@ -165,13 +144,9 @@ class ModelClient:
         self._flush_handle = self._look_handle = self._deadline_handle = None
         self._deadline_look_s = math.inf
         for request in self._pending:
-            self._give_up(request, _unavailable("this front stops"))
+            self._give_up(request, unavailable("this front stops"))
         self._met_server.set()
-        for inspection in self._inspections.values():
-            if not inspection.done():
-                inspection.set_exception(_unavailable("this front stops"))
-        for order in tuple(self._orders.values()):
-            order.abandon()
+        self._errands.close()
         self._send_cancels(connection)
         connection.close()
 
@@ -187,7 +162,7 @@ class ModelClient:
         is_up = self._opened().link.is_up
         if not was_up and not is_up:
             for request in self._pending:
-                self._give_up(request, _unavailable("this front stops, and the model server is not there"))
+                self._give_up(request, unavailable("this front stops, and the model server is not there"))
         self._look_handle = self._opened_loop().call_later(LOOK_EVERY_S, self._look_for_server, is_up)
 
     def _opened(self) -> Connection:
@@ -292,45 +267,13 @@ class ModelClient:
         parameters: Mapping[str, object] | None,
         options: RequestOptions,
     ) -> None:
-        # In one order, so that equal parameters make equal batch keys.
-        sorted_parameters = dict(sorted(parameters.items(), key=_key_text)) if parameters else {}
-        try:
-            payload = pack([inputs, sorted_parameters], where="request")
-            batch_key = _batch_key(sorted_parameters)
-        except Unserialisable as error:
-            raise RequestError(_in_callers_words(error.message), code=Code.INVALID_INPUT) from None
-        around = circumstances.present()
-        timeout_s = options.get("timeout_s")
-        if timeout_s is None:
-            timeout_s = self._timeout_s if around is None else max(0.0, around.deadline_s - loop.time())
-        elif math.isnan(timeout_s):
-            raise RequestError("timeout_s is not a number: give seconds, or None", code=Code.INVALID_INPUT)
-        deadline_s = loop.time() + min(timeout_s, TIMEOUT_S_MAX)
-        request = PendingRequest(
-            id=call.id,
-            model=model,
-            operation=OPERATION,
-            batch_key=batch_key,
-            priority=options.get("priority", 0 if around is None else around.priority),
-            stream=isinstance(call, StreamCall),
-            retryable=True,
-            request_id=options.get("request_id") or (call.id.hex() if around is None else around.request_id),
-            traceparent=options.get("traceparent", "" if around is None else around.traceparent),
-            payload=tuple(payload),
-            body_bytes=frames_bytes(payload),
-            deadline_s=deadline_s,
-            waiter=call,
-        )
-        try:
-            check(request.header(loop.time()))
-        except ProtocolError as error:
-            raise RequestError(f"the request cannot be sent: {error}", code=Code.INVALID_INPUT) from None
+        request = new_request(call, model, inputs, parameters, options, timeout_s=self._timeout_s, now_s=loop.time())
         assert self._connection is not None
         if self._connection.link.hopeless:
             raise self._failed(model)
         self._pending.admit(request)
-        if deadline_s < self._deadline_look_s:
-            self._look_at_deadlines_at(deadline_s)
+        if request.deadline_s < self._deadline_look_s:
+            self._look_at_deadlines_at(request.deadline_s)
         self._flush_soon()
 
     # --- what the model server is like ---------------------------------------------------------------------------
@@ -381,23 +324,7 @@ class ModelClient:
         Raises:
             RequestError: `server_unavailable`, if there is no answer in `timeout_s` seconds.
         """
-        connection = self._opened()
-        token = next(self._counter)
-        answered: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
-        self._inspections[token] = answered
-        try:
-            if not connection.send(Inspect(token)):
-                raise _unavailable()
-            async with asyncio.timeout(timeout_s):
-                return await answered
-        except TimeoutError:
-            raise RequestError(
-                f"the model server did not answer within {timeout_s:g} s",
-                code=Code.SERVER_UNAVAILABLE,
-                retry_after_s=1.0,
-            ) from None
-        finally:
-            del self._inspections[token]
+        return await self._errands.inspect(self._opened(), timeout_s)
 
     def manage(self, action: str, model: str = "", replicas: int = 0) -> Order:
         """Gives the model server an operator's order, as `Manage` has them, and returns at once; `await` the order for
@@ -406,22 +333,7 @@ class ModelClient:
         Raises:
             RequestError: `server_unavailable`: there is nobody to give it to.
         """
-        connection, loop = self._opened(), self._opened_loop()
-        order = Order(next(self._counter), connection.link.epoch, loop, self._forget_order)
-        if not (connection.link.is_up and connection.send(Manage(order.token, action, model, replicas))):
-            raise _unavailable()
-        self._orders[order.token] = order
-        return order
-
-    def _forget_order(self, token: int) -> None:
-        self._orders.pop(token, None)
-
-    def _lose_orders(self, ended: Callable[[Order], bool]) -> None:
-        for order in [order for order in self._orders.values() if ended(order)]:
-            self._forget_order(order.token)
-            order.fail(
-                _unavailable("the model server ended before this was done: a new one begins as it is configured")
-            )
+        return self._errands.manage(self._opened(), action, model, replicas)
 
     # --- sending -------------------------------------------------------------------------------------------------
 
@@ -491,14 +403,14 @@ class ModelClient:
 
     def _too_late(self, request: PendingRequest) -> RequestError:
         if not self._opened().link.is_up:
-            return _unavailable()
+            return unavailable()
         text = f"model {request.model!r} gave no answer before the deadline"
         return RequestError(text, code=Code.DEADLINE_EXCEEDED)
 
     # --- receiving -----------------------------------------------------------------------------------------------
 
     def _lost_hope(self) -> None:
-        self._lose_orders(lambda order: True)
+        self._errands.lose_orders(lambda order: True)
         for request in self._pending:
             self._give_up(request, self._failed(request.model))
 
@@ -510,7 +422,7 @@ class ModelClient:
     def _reopened(self, aftermath: Aftermath) -> None:
         self._met_server.set()
         epoch = self._opened().link.epoch
-        self._lose_orders(lambda order: order.epoch != epoch)
+        self._errands.lose_orders(lambda order: order.epoch != epoch)
         if aftermath is not Aftermath.KEPT:
             for request in self._pending.unsend(started_too=aftermath is Aftermath.LOST):
                 request.waiter.fail(
@@ -529,12 +441,9 @@ class ModelClient:
                 for chunk, value in split_frames(message.chunks, frames):
                     self._on_chunk(chunk, value)
             case Snapshot():
-                inspection = self._inspections.get(message.token)
-                if inspection is not None and not inspection.done():
-                    inspection.set_result(message)
+                self._errands.told(message)
             case Managed():
-                if (order := self._orders.pop(message.token, None)) is not None:
-                    order.resolve(message)
+                self._errands.done(message)
             case _:
                 raise ProtocolError(f"the model server sent {type(message).__name__}, which is not for fronts")
 
@@ -545,7 +454,7 @@ class ModelClient:
             return
         if header.code is Code.CANCELLED:
             # Nobody here has cancelled it: the model server did, for this front's silence.
-            request.waiter.fail(_unavailable())
+            request.waiter.fail(unavailable())
             return
         if header.code is not Code.OK:
             retry_after_s = header.retry_after_ms / 1000 or None
@@ -577,26 +486,3 @@ class ModelClient:
         if not taken:
             text = "the answer is read more slowly than it is made: too many pieces wait"
             self._give_up(request, RequestError(text, code=Code.CANCELLED))
-
-
-def _key_text(entry: tuple[object, object]) -> str:
-    return str(entry[0])
-
-
-def _in_callers_words(text: str) -> str:
-    """A payload is the list of inputs and parameters; its sender knows them by name."""
-    return re.sub(r"\brequest\[([01])\]", lambda match: ("inputs", "parameters")[int(match[1])], text, count=1)
-
-
-def _batch_key(parameters: dict[str, object]) -> bytes:
-    """Requests may share a batch if these 8 bytes are equal; empty without parameters."""
-    if not parameters:
-        return b""
-    digest = hashlib.blake2b(digest_size=8)
-    for frame in pack(parameters):
-        digest.update(frame)
-    return digest.digest()
-
-
-def _unavailable(text: str = "the model server is not there") -> RequestError:
-    return RequestError(text, code=Code.SERVER_UNAVAILABLE, retry_after_s=1.0)

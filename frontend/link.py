@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from enum import Enum, Flag, auto
 
+from shared.errors import Code, RequestError
 from shared.messages import ModelState, ServerPulse, Welcome
 
 # The server pulses every second: two missed pulses and a little are silence.
@@ -143,3 +144,8 @@ class ServerLink:
             return Say.NOTHING
         self._hello_s = now_s
         return Say.HELLO
+
+
+def unavailable(text: str = "the model server is not there") -> RequestError:
+    """What is told to whoever needs the model server while the link is down."""
+    return RequestError(text, code=Code.SERVER_UNAVAILABLE, retry_after_s=1.0)

@@ -44,7 +44,7 @@ from shared.logs import log_event
 from shared.messages import Managed
 
 if TYPE_CHECKING:
-    from frontend.client import RequestOptions
+    from frontend.outgoing import RequestOptions
 
 logger = logging.getLogger("frontend")
 
