@@ -215,6 +215,10 @@ class Administered(Outside):
 
     def saw_stop(self, slot: SlotName, incarnation: int, now_s: float) -> None:
         if self.has_just_gone(slot, incarnation):
+            station = self.station_of(slot)
+            if station.order is None and self._is_unasked(slot, station):
+                # A timer that was due in the moment of its end came first.
+                station.is_at_rest = True
             return
         place = self._place(slot, incarnation, "was told to stop")
         held = [request_id.hex() for _, items in place.batches for request_id in items if request_id in self.lives]
