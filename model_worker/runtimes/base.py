@@ -51,6 +51,10 @@ class Model:
     mixes_parameters: ClassVar[bool] = False
     """Whether requests with different `parameters` may share a `forward`; if not, the broker keeps them apart."""
 
+    pads: bool = True
+    """Whether a `forward` pads its items to one length, so that it costs `max(cost) * len(items)`. Set it to False, in
+    the class or in `load`, for one that costs what its items cost together: any of them are good company then."""
+
     operations: ClassVar[tuple[str, ...]] = ()
     """What requests may ask for besides `predict`; such a request goes to `prepare_operation`. Others are refused."""
 
