@@ -37,7 +37,9 @@ TEXTS = [
 ]
 
 # Families that get BERT's tokenizer here.
-_BERT_TOKENIZED = ("bert", "distilbert", "albert", "xlnet")
+_BERT_TOKENIZED = ("bert", "distilbert", "albert", "xlnet", "modernbert", "deberta_v2")
+# And those that get RoBERTa's, whose table of positions begins behind the padding id, 1.
+_ROBERTA_TOKENIZED = ("roberta", "mpnet")
 
 # XLNet counts positions relatively, Mamba not at all, and neither knows a number of them.
 _WITHOUT_POSITIONS = ("xlnet", "mamba")
@@ -73,6 +75,23 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 32,
     },
     "xlnet": {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 32},
+    "mpnet": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32},
+    # Its second layer sees four tokens to each side.
+    "modernbert": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "local_attention": 8,
+    },
+    "deberta_v2": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+    },
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
     "gpt_neo": {
         "hidden_size": 16,
@@ -98,6 +117,9 @@ _FAMILIES = {
     "Albert": "albert",
     "XLNet": "xlnet",
     "Roberta": "roberta",
+    "MPNet": "mpnet",
+    "ModernBert": "modernbert",
+    "DebertaV2": "deberta_v2",
     "GPT2": "gpt2",
     "GPTNeo": "gpt_neo",
     "GPTJ": "gptj",
@@ -257,10 +279,9 @@ def _model(
     model_class: Any, family: str, vocabulary_size: int, positions: int, seed: int, config: dict[str, Any]
 ) -> Any:
     config_class = model_class.config_class
-    # RoBERTa's table of positions begins behind the padding id, 1.
-    rows = positions + 2 if family == "roberta" else positions
+    rows = positions + 2 if family in _ROBERTA_TOKENIZED else positions
     special = {family: {"pad_token_id": 0} for family in _BERT_TOKENIZED}
-    special |= {"roberta": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}}
+    special |= {family: {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2} for family in _ROBERTA_TOKENIZED}
     ends = {"llama": {"bos_token_id": 1, "eos_token_id": 2}}.get(family, {"bos_token_id": 0, "eos_token_id": 0})
     values = {
         "vocab_size": vocabulary_size,
@@ -278,7 +299,7 @@ def _model(
 def build_tokenizer(family: str) -> Any:
     if family in _BERT_TOKENIZED:
         return _bert_tokenizer()
-    if family == "roberta":
+    if family in _ROBERTA_TOKENIZED:
         return _roberta_tokenizer()
     return _llama_tokenizer() if family == "llama" else _gpt_tokenizer()
 

@@ -17,8 +17,8 @@ from transformers import AutoModel
 
 from model_worker.runtimes import batching, checks, loading, padding, samples
 from model_worker.runtimes.base import Model
+from model_worker.runtimes.encoder import Encoder
 from model_worker.runtimes.pooling import Dense, Pooling
-from model_worker.runtimes.transfer import to_device
 from model_worker.specs import RuntimeSpec
 from shared.errors import Code, InvalidInput, LoadError, RequestError
 
@@ -76,8 +76,7 @@ class EmbeddingModel(Model):
         self._limit_tokens: int | None = None
         self._token_id_limit: int | None = None
         self._dimensions = 0
-        self._takes_token_types = False
-        self._pad_token_id = 0
+        self._encoder: Encoder
 
     def load(self, device: str) -> None:
         checkpoint = loading.Checkpoint(self._spec, self.report_progress)
@@ -91,12 +90,18 @@ class EmbeddingModel(Model):
         limits = (loading.position_limit(self._model, self._tokenizer), self._recipe.max_seq_length)
         self._limit_tokens = min((limit for limit in limits if limit), default=None)
         self._token_id_limit = loading.token_id_limit(self._model, self._tokenizer)
-        self._pad_token_id = loading.pad_token_id(self._tokenizer)
-        self._takes_token_types = "token_type_ids" in self._tokenizer.model_input_names
+        self._encoder = Encoder(
+            self._model,
+            _hidden_states,
+            pad_token_id=loading.pad_token_id(self._tokenizer),
+            takes_token_types="token_type_ids" in self._tokenizer.model_input_names,
+        )
+        self._encoder.stop_padding(self._spec.name, self._tokenizer)
+        self.pads = self._encoder.pads
         self.max_batch_cost = padding.default_batch_cost(device)
         item = self.prepare("a", {})
         with torch.inference_mode():
-            self._dimensions = self._pool([(item, item.sequences[0])]).shape[1]
+            self._dimensions = self._pool([(item, item.sequences[0])])[1].shape[1]
 
     def prepare(self, inputs: Any, parameters: dict[str, Any]) -> _Item:
         checks.refuse_unknown(parameters, _PARAMETERS)
@@ -142,14 +147,15 @@ class EmbeddingModel(Model):
             [None] * len(work),
             max_batch_cost=self.max_batch_cost,
             max_batch_size=0,
+            pads=self.pads,
         )
         rows: list[torch.Tensor] = [torch.empty(0)] * len(work)
         with torch.inference_mode():
             for positions in batches:
+                order, pooled = self._pool([work[position] for position in positions])
                 # All vectors of a batch come from the device in one copy.
-                pooled = self._pool([work[position] for position in positions]).cpu()
-                for position, row in zip(positions, pooled, strict=True):
-                    rows[position] = row
+                for index, row in zip(order, pooled.cpu(), strict=True):
+                    rows[positions[index]] = row
                 self.report_step()
             outputs: list[_Output | RequestError] = []
             for item in items:
@@ -181,6 +187,7 @@ class EmbeddingModel(Model):
             "dense_layers": len(recipe.dense),
             "normalize": recipe.normalize,
             "dimensions": self._dimensions,
+            "padding": self._encoder.padding,
             "padding_side": "right",
             "limit_tokens": self._limit_tokens,
             "prompts": sorted(recipe.prompts),
@@ -221,23 +228,27 @@ class EmbeddingModel(Model):
 
     # --- forward ---
 
-    def _pool(self, work: Sequence[tuple[_Item, list[int]]]) -> torch.Tensor:
-        """float32 [sequences, dimensions], still on the device."""
-        sequences = [sequence for _, sequence in work]
-        device = self._model.device
-        lengths = [len(sequence) for sequence in sequences]
-        inputs = {
-            # On the right whatever the tokenizer would do: there no position moves, and no token looks ahead at it.
-            "input_ids": to_device(padding.pad(sequences, self._pad_token_id, "right"), device),
-            "attention_mask": to_device(padding.attention_mask(lengths, "right"), device),
-        }
-        if self._takes_token_types:
-            inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
-        hidden = self._model(**inputs)[0].float()
-        vectors = self._recipe.pooling.apply(hidden, inputs["attention_mask"], [item.prompt_tokens for item, _ in work])
+    def _pool(self, work: Sequence[tuple[_Item, list[int]]]) -> tuple[list[int], torch.Tensor]:
+        """float32 [sequences, dimensions], still on the device, and which of `work` each of them belongs to."""
+        blocks = self._encoder.compute([sequence for _, sequence in work])
+        order = [position for block in blocks for position in block.positions]
+        prompts = [item.prompt_tokens for item, _ in work]
+        vectors = torch.cat(
+            [
+                self._recipe.pooling.apply(
+                    block.output.float(), block.mask, [prompts[position] for position in block.positions]
+                )
+                for block in blocks
+            ]
+        )
         for dense in self._recipe.dense:
             vectors = dense.apply(vectors)
-        return vectors
+        return order, vectors
+
+
+def _hidden_states(output: Any) -> torch.Tensor:
+    hidden: torch.Tensor = output[0]
+    return hidden
 
 
 def _finished(vectors: torch.Tensor, item: _Item) -> _Output | RequestError:

@@ -21,9 +21,9 @@ from transformers import AutoModelForQuestionAnswering
 from model_worker.runtimes import batching, checks, loading, padding, question_parameters, question_windows, samples
 from model_worker.runtimes.answer_spans import Answer, Scores, best_answers
 from model_worker.runtimes.base import Model
+from model_worker.runtimes.encoder import Encoder
 from model_worker.runtimes.question_parameters import Pair, QuestionParameters
 from model_worker.runtimes.question_windows import EncodedPair, Window, WindowCutter
-from model_worker.runtimes.transfer import to_device
 from model_worker.specs import RuntimeSpec
 from shared.errors import Code, InvalidInput, LoadError, RequestError
 
@@ -86,8 +86,7 @@ class QuestionAnsweringModel(Model):
         self._cutter: WindowCutter
         self._limit_tokens: int | None = None
         self._token_id_limit: int | None = None
-        self._pad_token_id = 0
-        self._takes_token_types = False
+        self._encoder: Encoder
         self._solo_reason = ""  # why windows are computed one by one; empty: they are batched
         self._torch_device = "cpu"
 
@@ -108,15 +107,22 @@ class QuestionAnsweringModel(Model):
         self._limit_tokens = loading.position_limit(self._model, None)
         self._cutter = WindowCutter(self._tokenizer, self._limit_tokens or _POSITIONS_WITHOUT_LIMIT)
         self._token_id_limit = loading.token_id_limit(self._model, self._tokenizer)
-        self._pad_token_id = loading.pad_token_id(self._tokenizer)
-        self._takes_token_types = (
-            "token_type_ids" in self._tokenizer.model_input_names
-            and "token_type_ids" in inspect.signature(self._model.forward).parameters
-            and getattr(self._model.config, "type_vocab_size", None) != 1
+        self._encoder = Encoder(
+            self._model,
+            _logits,
+            pad_token_id=loading.pad_token_id(self._tokenizer),
+            takes_token_types=(
+                "token_type_ids" in self._tokenizer.model_input_names
+                and "token_type_ids" in inspect.signature(self._model.forward).parameters
+                and getattr(self._model.config, "type_vocab_size", None) != 1
+            ),
         )
         self.max_batch_cost = padding.default_batch_cost(device)
         self._check_options()
         self._solo_reason = self._probe_batching()
+        if not self._solo_reason:
+            self._encoder.stop_padding(self._spec.name, self._tokenizer)
+        self.pads = self._encoder.pads
 
     def prepare(self, inputs: Any, parameters: dict[str, Any]) -> _Item:
         settings = question_parameters.read({**self._spec.options, **parameters})
@@ -152,7 +158,7 @@ class QuestionAnsweringModel(Model):
         return item
 
     def cost(self, item: _Item) -> int:
-        return item.longest_tokens * len(item.rows)
+        return item.longest_tokens * len(item.rows) if self.pads else sum(len(row.ids) for row in item.rows)
 
     def forward(self, items: Sequence[_Item]) -> list[_Output | RequestError]:
         work = [(item, row) for item in items for row in item.rows]
@@ -161,6 +167,7 @@ class QuestionAnsweringModel(Model):
             list(range(len(work))) if self._solo_reason else [None] * len(work),
             max_batch_cost=self.max_batch_cost,
             max_batch_size=0,
+            pads=self.pads,
         )
         logits: list[Scores | None] = [None] * len(work)
         with torch.inference_mode():
@@ -205,6 +212,7 @@ class QuestionAnsweringModel(Model):
         return {
             **loading.describe_model(self._model),
             "batching": f"one by one: {self._solo_reason}" if self._solo_reason else "on",
+            "padding": "none" if self._solo_reason else self._encoder.padding,
             "padding_side": "right",
             "limit_tokens": self._limit_tokens,
             "window_tokens": self._cutter.default_window_tokens,
@@ -277,19 +285,14 @@ class QuestionAnsweringModel(Model):
         return [position for position in positions if id(work[position][0]) in wanted]
 
     def _compute(self, rows: Sequence[_Row]) -> list[Scores]:
-        """float32 [2, tokens] for each row; all of them come from the device in one copy."""
-        device = self._model.device
-        lengths = [len(row.ids) for row in rows]
-        inputs = {
-            # On the right whatever the tokenizer would do: there no position moves, and no token looks ahead at it.
-            "input_ids": to_device(padding.pad([row.ids for row in rows], self._pad_token_id, "right"), device),
-            "attention_mask": to_device(padding.attention_mask(lengths, "right"), device),
-        }
-        if self._takes_token_types:
-            type_ids = padding.pad([row.type_ids for row in rows], 0, "right")
-            inputs["token_type_ids"] = to_device(type_ids, device)
-        output = self._model(**inputs)
-        logits = torch.stack([output.start_logits, output.end_logits], dim=1).float().cpu().numpy()
-        if logits.shape[2] != max(lengths):
-            raise ValueError(f"it made logits for {logits.shape[2]} tokens out of {max(lengths)}")
-        return [row[:, :length] for row, length in zip(logits, lengths, strict=True)]
+        """float32 [2, tokens] for each row."""
+        logits: dict[int, Scores] = {}
+        for block in self._encoder.compute([row.ids for row in rows], [row.type_ids for row in rows]):
+            for position, both in zip(block.positions, block.output.numpy(), strict=True):
+                logits[position] = both[: len(rows[position].ids)].T
+        return [logits[position] for position in range(len(rows))]
+
+
+def _logits(output: Any) -> torch.Tensor:
+    """float32 [rows, tokens, 2]: of the start and of the end. All of them come from the device in one copy."""
+    return torch.stack([output.start_logits, output.end_logits], dim=2).float().cpu()

@@ -67,7 +67,11 @@ def test_the_vectors_of_a_batch_come_back_in_one_copy(tmp_path: Path, monkeypatc
             copied.append(tuple(self.shape))
             return self.as_subclass(torch.Tensor)
 
-    monkeypatch.setattr(embedding.EmbeddingModel, "_pool", lambda self, work: pool(self, work).as_subclass(Counting))
+    def counted(self: Any, work: Any) -> Any:
+        order, vectors = pool(self, work)
+        return order, vectors.as_subclass(Counting)
+
+    monkeypatch.setattr(embedding.EmbeddingModel, "_pool", counted)
     assert len(model.forward(items)) == 3
     assert copied == [(3, 16)]
 
