@@ -207,15 +207,20 @@ def test_long_text_is_refused_with_both_numbers_unless_truncate(plain: Path, cap
     np.testing.assert_allclose(left, hidden_states(plain, "fox " * 62).mean(0).numpy(), atol=1e-5)
 
 
-def test_a_long_list_is_computed_in_batches_of_similar_length(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pads", [True, False])
+def test_a_long_list_is_computed_in_batches_that_keep_the_budget(
+    plain: Path, monkeypatch: pytest.MonkeyPatch, pads: bool
+) -> None:
     model = loaded(str(plain))
+    assert not model.pads
+    monkeypatch.setattr(model, "pads", pads)
     texts = ["fox " * count for count in (1, 50, 2, 49, 3, 48)]
     (expected,) = answer(model, (texts, {}))
-    shapes: list[tuple[int, int]] = []
+    shapes: list[list[int]] = []
     pool = type(model)._pool
 
     def recorded(self: Any, work: Sequence[tuple[Any, list[int]]]) -> torch.Tensor:
-        shapes.append((len(work), max(len(sequence) for _, sequence in work)))
+        shapes.append([len(sequence) for _, sequence in work])
         vectors: torch.Tensor = pool(self, work)
         return vectors
 
@@ -227,8 +232,11 @@ def test_a_long_list_is_computed_in_batches_of_similar_length(plain: Path, monke
     np.testing.assert_allclose(got, expected, atol=1e-5)
     # A long request shows after each part that it goes on.
     assert steps == [*range(1, len(shapes) + 1)]
-    assert all(rows * longest <= 110 for rows, longest in shapes)
-    assert (3, 5) in shapes
+    if pads:
+        assert all(len(lengths) * max(lengths) <= 110 for lengths in shapes)
+        assert [3, 4, 5] in shapes
+    else:
+        assert shapes == [[3, 52, 4, 51], [5, 50]]
 
 
 @pytest.mark.parametrize(
