@@ -43,13 +43,8 @@ class Block:
 class _Run:
     """Neighbours of one length in a row."""
 
-    start: int
     count: int
     length: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count * self.length
 
 
 @dataclass(slots=True)
@@ -57,6 +52,8 @@ class _Row:
     """The runs of one row, from its first token to its last; every attention of the forward is given it."""
 
     runs: list[_Run]
+    tokens: list[int]
+    """Of each run."""
     was_attended: bool = False
     """An attention of the model has asked where the sequences are."""
 
@@ -113,14 +110,13 @@ class PackedForward:
     def _compute_row(
         self, order: list[int], sequences: Sequence[list[int]], type_ids: Sequence[list[int]] | None
     ) -> list[Block]:
-        runs = list(_runs([len(sequences[position]) for position in order]))
-        row = _Row(runs)
+        row = _row([len(sequences[position]) for position in order])
         ids = _end_to_end(sequences, order)
         inputs = {
             "input_ids": ids,
             # Without one some models make up their own, and guess from the positions where sequences end.
             "attention_mask": torch.ones_like(ids),
-            "position_ids": torch.cat([self._positions(ids, run) for run in runs]).unsqueeze(0),
+            "position_ids": self._positions(ids, row),
         }
         if self._takes_token_types:
             inputs["token_type_ids"] = torch.zeros_like(ids) if type_ids is None else _end_to_end(type_ids, order)
@@ -131,17 +127,21 @@ class PackedForward:
             raise ValueError(f"it made outputs for {output.shape[1]} tokens out of {ids.shape[1]}")
         blocks = []
         places = iter(order)
-        for run in runs:
+        for run, own in zip(row.runs, _by_run(output, row, 1), strict=True):
             shape = (run.count, run.length)
-            own = output[0, run.start : run.end].view(*shape, *output.shape[2:])
-            blocks.append(Block([next(places) for _ in range(run.count)], own, torch.ones(shape, dtype=torch.long)))
+            block = own.view(*shape, *output.shape[2:])
+            blocks.append(Block([next(places) for _ in range(run.count)], block, torch.ones(shape, dtype=torch.long)))
         return blocks
 
-    def _positions(self, ids: torch.Tensor, run: _Run) -> torch.Tensor:
+    def _positions(self, ids: torch.Tensor, row: _Row) -> torch.Tensor:
         if self._uncounted_id is None:
-            return torch.arange(run.length).repeat(run.count)
-        counted = ids[0, run.start : run.end].view(run.count, run.length).ne(self._uncounted_id).long()
-        return (counted.cumsum(1) * counted + self._uncounted_id).flatten()
+            return torch.cat([torch.arange(run.length).repeat(run.count) for run in row.runs]).unsqueeze(0)
+        counted = ids.ne(self._uncounted_id).long()
+        numbers = [
+            own.view(run.count, run.length).cumsum(1).view(1, -1)
+            for run, own in zip(row.runs, _by_run(counted, row, 1), strict=True)
+        ]
+        return torch.cat(numbers, dim=1) * counted + self._uncounted_id
 
 
 def uncounted_id(model: Any) -> int | None:
@@ -152,12 +152,9 @@ def uncounted_id(model: Any) -> int | None:
     return None
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[_Run]:
-    start = 0
-    for length, neighbours in groupby(lengths):
-        run = _Run(start, len(list(neighbours)), length)
-        yield run
-        start = run.end
+def _row(lengths: Sequence[int]) -> _Row:
+    runs = [_Run(len(list(neighbours)), length) for length, neighbours in groupby(lengths)]
+    return _Row(runs, [run.count * run.length for run in runs])
 
 
 def _end_to_end(rows: Sequence[list[int]], order: list[int]) -> torch.Tensor:
@@ -220,29 +217,40 @@ def _attend(
         raise CannotPack("its attention adds something of its own to each pair of tokens")
     packed_row.was_attended = True
     parts = []
-    for run in packed_row.runs:
-        mask = None
+    mask = None
+    for run, own_query, own_key, own_value in zip(
+        packed_row.runs,
+        _by_run(query, packed_row, 2),
+        _by_run(key, packed_row, 2),
+        _by_run(value, packed_row, 2),
+        strict=True,
+    ):
         if attention_mask is not None:
             mask, is_causal = attention_mask.of(run.length)
         part, _ = sdpa_attention_forward(
             module,
-            _of_run(query, run),
-            _of_run(key, run),
-            _of_run(value, run),
+            _apart(own_query, run),
+            _apart(own_key, run),
+            _apart(own_value, run),
             mask,
             is_causal=is_causal,
             **keywords,
         )
-        parts.append(part.reshape(1, -1, *part.shape[2:]))
+        parts.append(part if run.count == 1 else part.reshape(1, -1, *part.shape[2:]))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), None
 
 
-def _of_run(tensor: torch.Tensor, run: _Run) -> torch.Tensor:
+def _by_run(tensor: torch.Tensor, row: _Row, dim: int) -> Sequence[torch.Tensor]:
+    """Views of the tokens of each run, which stand along `dim`."""
+    return (tensor,) if len(row.runs) == 1 else torch.split_with_sizes(tensor, row.tokens, dim)
+
+
+def _apart(tensor: torch.Tensor, run: _Run) -> torch.Tensor:
     """[1, heads, tokens, dim] to [sequences, heads, length, dim] without a copy."""
-    if run.length == tensor.shape[2]:
+    if run.count == 1:
         return tensor
-    own = tensor[0, :, run.start : run.end]
-    return own.view(own.shape[0], run.count, run.length, own.shape[2]).transpose(0, 1)
+    _, heads, _, size = tensor.shape
+    return tensor.view(heads, run.count, run.length, size).transpose(0, 1)
 
 
 AttentionInterface.register(NAME, _attend)

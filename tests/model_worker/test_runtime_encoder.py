@@ -151,7 +151,8 @@ def see_neighbours(keywords: dict[str, Any]) -> None:
     row = keywords.get("packed_row")
     if row is not None:
         first, second = row.runs[:2]
-        row.runs[:2] = [packing._Run(first.start, 1, first.length + second.length * second.count)]
+        row.runs[:2] = [packing._Run(1, first.length + second.length * second.count)]
+        row.tokens[:2] = [row.runs[0].length]
 
 
 def be_offended(keywords: dict[str, Any]) -> None:
