@@ -6,16 +6,18 @@ the thread's name, so that a test counts what really happened, in whichever proc
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from model_worker.replica import host_stages
 from model_worker.runtimes.base import Model, Progress
 from shared.errors import InvalidInput, LoadError
 
@@ -37,7 +39,15 @@ class Echo(Model):
         self.journal = Path(journal) if journal else None
         self.example_inputs = examples
         self.max_batch_cost = cost_limit
-        self._entered = threading.Lock()
+        self._entered = {stage: threading.Lock() for stage in ("prepare", "forward", "finish")}
+
+    @contextlib.contextmanager
+    def alone_in(self, stage: str) -> Iterator[None]:
+        assert self._entered[stage].acquire(blocking=False), f"{stage} was entered twice at once"
+        try:
+            yield
+        finally:
+            self._entered[stage].release()
 
     def note(self, event: str, **fields: object) -> None:
         if self.journal is not None:
@@ -52,7 +62,8 @@ class Echo(Model):
         return [(inputs, {}) for inputs in self.example_inputs]
 
     def prepare(self, inputs: Any, parameters: dict[str, Any]) -> Any:
-        self.note("prepared", inputs=str(inputs))
+        with self.alone_in("prepare"):
+            self.note("prepared", inputs=str(inputs))
         if inputs == "refused":
             raise InvalidInput("inputs must not be 'refused'", detail={"got": "refused"})
         return inputs
@@ -61,19 +72,25 @@ class Echo(Model):
         return len(item) if isinstance(item, str) else 1
 
     def forward(self, items: Sequence[Any]) -> Sequence[Any]:
-        assert self._entered.acquire(blocking=False), "forward was entered twice at once"
-        try:
+        with self.alone_in("forward"):
             self.note("forwarded", items=[str(item) for item in items], budget=self.max_batch_cost)
             return self.answer(items)
-        finally:
-            self._entered.release()
 
     def answer(self, items: Sequence[Any]) -> Sequence[Any]:
         return list(items)
 
     def finish(self, output: Any) -> Any:
-        self.note("finished")
+        with self.alone_in("finish"):
+            self.note("finished")
         return output
+
+
+class Unhurried(Echo):
+    """However long finishing takes, all results of a batch leave together."""
+
+    def load(self, device: str) -> None:
+        super().load(device)
+        host_stages.HAND_OVER_S = GIVE_UP_S
 
 
 class SlowLoader(Echo):

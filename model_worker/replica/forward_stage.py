@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -75,24 +75,29 @@ class ForwardStage:
         finish: FinishStage,
         handover: Handover,
         progress: Progress,
+        is_idle: Callable[[], bool],
         spans: ReplicaSpans | None = None,
     ) -> None:
+        """`is_idle`: whether no other micro-batch is there or on its way."""
         self._model = model
         self._answers = answers
         self._finish = finish
         self._handover = handover
         self._progress = progress
+        self._is_idle = is_idle
         self._spans = spans
+        # What is left to try of the present micro-batch.
+        self._again: deque[list[Job]] = deque()
         # The jobs of the present forward, by the identity of their items.
         self._present: dict[int, list[Job]] = {}
 
     def compute(self, jobs: list[Job]) -> None:
         """Ends every job of a micro-batch, or hands its output over to be finished."""
-        waiting = deque([jobs])
-        while waiting:
-            batch = [job for job in waiting.popleft() if not self._answers.drop_unwanted(job)]
+        self._again.append(jobs)
+        while self._again:
+            batch = [job for job in self._again.popleft() if not self._answers.drop_unwanted(job)]
             if batch:
-                waiting.extendleft(reversed(self._attempt(batch)))
+                self._again.extendleft(reversed(self._attempt(batch)))
             self._finish.flush()
 
     def is_wanted(self, item: object) -> bool:
@@ -169,7 +174,7 @@ class ForwardStage:
             else:
                 whole.append((job, output))
         if whole:
-            self._handover.put(partial(self._finish.outputs, whole))
+            self._handover.outputs(whole, lambda: not (streams or self._again) and self._is_idle())
         while streams:
             streams = self._advance(streams)
             ended_s = time.perf_counter()
@@ -180,8 +185,8 @@ class ForwardStage:
             self._handover.wait_until_finished()
 
     def _advance(self, streams: list[Stream]) -> list[Stream]:
-        """One step of every stream; returns those that go on. What is said of a stream goes through the finish
-        thread, so that its end cannot overtake its chunks."""
+        """One step of every stream; returns those that go on. What is said of a stream is handed over, so that its
+        end cannot overtake its chunks."""
         going_on = []
         pieces: list[tuple[Job, object]] = []
         endings: list[Order] = []
@@ -210,7 +215,7 @@ class ForwardStage:
                 job.forward_ms += (time.perf_counter() - started_s) * 1000
                 self._progress.end_step()
         if pieces:
-            self._handover.put(partial(self._finish.pieces, pieces))
+            self._handover.put(partial(self._finish.pieces, pieces), len(pieces))
         for ending in endings:
             self._handover.put(ending)
         return going_on

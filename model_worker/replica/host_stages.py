@@ -1,7 +1,7 @@
 """The two stages that run beside the device: prepare (payload to item) and finish (output to encoded value).
 
-Owns what may happen to one item there. Each stage runs on one thread of its own; neither ever enters `forward`, and
-neither knows queues.
+Owns what may happen to one item there. Neither stage ever enters `forward`, neither is entered twice at once, and
+neither knows queues, or which thread it runs on.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Limits:
 
 
 class PrepareStage:
-    """Payloads to items and micro-batches. Prepare thread only: a tokenizer is not safe to share."""
+    """Payloads to items and micro-batches. One thread at a time: a tokenizer is not safe to share."""
 
     def __init__(self, model: Model, limits: Limits, answers: Answers) -> None:
         self._model = model
@@ -103,7 +103,7 @@ class PrepareStage:
 
 
 class FinishStage:
-    """Outputs to encoded values. Finish thread only, but for `flush`."""
+    """Outputs to encoded values. One thread at a time, but for `flush`."""
 
     def __init__(self, model: Model, answers: Answers, outlet: Outlet) -> None:
         self._model = model

@@ -1,8 +1,13 @@
-"""The model process's line to the broker: one thread that is the sole owner of its DEALER socket.
+"""The model process's line to the broker: a DEALER socket, the thread that listens to it, and a lock around it.
 
-Owns what is sent (HELLO, STATE, RESULT, CHUNK, PULSE), the waking of the thread by the others, and the way out of the
-process, which must not be taken before everything handed over has left. Refuses to compute: it hands batches to the
-stages and never waits for them.
+Owns what is sent (HELLO, STATE, RESULT, CHUNK, PULSE) and the way out of the process, which must not be taken before
+everything handed over has left. Refuses to compute: it hands batches to the stages and never waits for them.
+
+The I/O thread makes the socket, waits for what arrives, and closes it. Any thread sends, because waking another one
+for it costs more than to send. A ZeroMQ socket may be used by one thread after another where there is a full fence
+between them, which the lock is; nobody holds it while waiting for something. The file descriptor that the I/O thread
+waits for tells of changes alone, and whoever sends may take a change in by it: so whoever has used the socket wakes
+the I/O thread, if there is something to receive.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -57,7 +63,7 @@ FLUSH_S = 2.0
 
 
 class BrokerLink:
-    """The I/O thread and its outbox. An `Outlet` for the stages: its public methods may be called on any thread."""
+    """The socket and its outbox. An `Outlet` for the stages: its public methods may be called on any thread."""
 
     def __init__(self, spec: ReplicaSpec, progress: Progress) -> None:
         self._spec = spec
@@ -65,20 +71,23 @@ class BrokerLink:
         self._stages: Stages | None = None
         self._thread = threading.Thread(target=self._run_guarded, name="io", daemon=True)
         self._leaving = threading.Lock()
-        # Everything below the lock is handed over under it.
+        # Held for a moment, to put something into the outbox or to take it out: everything up to the next lock.
         self._lock = threading.Lock()
-        # Called on the way out of an orderly end.
-        self.before_exit: Callable[[], None] | None = None
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._is_awake = False
-        self._is_closing = False
+        # What has arrived and has no result yet.
+        self._open: dict[RequestId, Job] = {}
         self._states: list[State] = []
-        self._results: list[tuple[Job, ItemResult]] = []
+        self._results: list[ItemResult] = []
         self._result_frames: list[Buffer] = []
         self._chunks: list[ChunkHeader] = []
         self._chunk_frames: list[Buffer] = []
+        # Held while the socket is used; there is none before the HELLO and after the end.
+        self._socket_lock = threading.Lock()
+        self._socket: zmq.Socket[bytes] | None = None
+        # Called on the way out of an orderly end.
+        self.before_exit: Callable[[], None] | None = None
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_closing = False
         # Only the I/O thread touches these.
-        self._open: dict[RequestId, Job] = {}
         self._is_draining = False
         self._malformed = RateLimiter(logger, "warning", "message_malformed")
 
@@ -105,7 +114,9 @@ class BrokerLink:
 
     def result(self, job: Job, result: ItemResult, frames: Sequence[Buffer]) -> None:
         with self._lock:
-            self._results.append((job, result))
+            if self._open.get(job.id) is job:
+                del self._open[job.id]
+            self._results.append(result)
             self._result_frames.extend(frames)
 
     def chunk(self, chunk: ChunkHeader, frames: Sequence[Buffer]) -> None:
@@ -114,11 +125,13 @@ class BrokerLink:
             self._chunk_frames.extend(frames)
 
     def flush(self) -> None:
-        with self._lock:
-            if self._is_awake:
-                return
-            self._is_awake = True
-        os.eventfd_write(self._wakeup, 1)
+        if not (self._states or self._chunks or self._results):
+            # What another thread puts there, it flushes itself.
+            return
+        with self._socket_lock:
+            if self._socket is not None:
+                self._send_outbox(self._socket)
+                self._look_for_more(self._socket)
 
     def dying(self, reason: str) -> None:
         self.state(State(self._spec.slot, self._spec.incarnation, Phase.FAILED, detail=reason))
@@ -148,8 +161,9 @@ class BrokerLink:
         if threading.current_thread() is not self._thread:
             if code not in (ReplicaExit.STOPPED, ReplicaExit.LOAD_FAILED):
                 self.dying(reason)
-            self._is_closing = True
             self.flush()
+            self._is_closing = True
+            self._wake()
             self._thread.join(FLUSH_S)
         if self.before_exit is not None and code is ReplicaExit.STOPPED:
             self.before_exit()
@@ -175,31 +189,51 @@ class BrokerLink:
         socket = connect_dealer(context, self._spec.endpoint, fresh_routing_id())
         slot, incarnation = self._spec.slot, self._spec.incarnation
         send(socket, encode(ReplicaHello(slot, incarnation, os.getpid(), VERSION)))
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(self._wakeup, zmq.POLLIN)
+        poller = select.poll()
+        poller.register(socket.FD, select.POLLIN)
+        poller.register(self._wakeup, select.POLLIN)
+        with self._socket_lock:
+            self._socket = socket
+            self._send_outbox(socket)
+            self._look_for_more(socket)
         next_pulse_s = time.monotonic() + PULSE_S
         must_stop = False
         while not must_stop:
             # Rounded up: waking a fraction of a millisecond early would spin.
-            ready = dict(poller.poll(max(0, int((next_pulse_s - time.monotonic()) * 1000) + 1)))
-            if self._wakeup in ready:
+            ready = poller.poll(max(0, int((next_pulse_s - time.monotonic()) * 1000) + 1))
+            if any(descriptor == self._wakeup for descriptor, _ in ready):
                 os.eventfd_read(self._wakeup)
             must_stop = self._take_in(socket) or self._is_closing
-            self._send_outbox(socket)
             now_s = time.monotonic()
             if now_s >= next_pulse_s:
-                send(socket, encode(self._pulse(now_s)))
+                with self._socket_lock:
+                    send(socket, encode(self._pulse(now_s)))
+                    self._look_for_more(socket)
                 next_pulse_s = now_s + PULSE_S
-        socket.close()
+        self.flush()
+        with self._socket_lock:
+            self._socket = None
+            socket.close()
         # Waits until what was sent has left, or for the socket's linger time.
         context.term()
         if not self._is_closing:
             self.leave(ReplicaExit.STOPPED, "told to stop")
 
+    def _wake(self) -> None:
+        os.eventfd_write(self._wakeup, 1)
+
+    def _look_for_more(self, socket: zmq.Socket[bytes]) -> None:
+        """After every use of the socket, under its lock: nothing else would tell of what it has taken in."""
+        if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._wake()
+
     def _take_in(self, socket: zmq.Socket[bytes]) -> bool:
         """Handles what has arrived; True if the process is to stop."""
-        for parts in drain(socket, MESSAGES_PER_TURN_MAX):
+        with self._socket_lock:
+            arrived = list(drain(socket, MESSAGES_PER_TURN_MAX))
+            if len(arrived) == MESSAGES_PER_TURN_MAX:
+                self._wake()
+        for parts in arrived:
             try:
                 message, frames = decode(parts)
                 if isinstance(message, Stop):
@@ -244,8 +278,8 @@ class BrokerLink:
             )
             for item, payload in split_frames(batch.items, frames)
         ]
-        for job in jobs:
-            self._open[job.id] = job
+        with self._lock:
+            self._open.update((job.id, job) for job in jobs)
         if self._stages is not None and not self._is_draining:
             self._stages.submit(jobs)
             return
@@ -254,10 +288,10 @@ class BrokerLink:
             code, message = Code.DRAINING, "this model process takes no new work"
         for job in jobs:
             self.result(job, ItemResult(job.id, job.attempt, code, 0, message=message), ())
+        self.flush()
 
     def _send_outbox(self, socket: zmq.Socket[bytes]) -> None:
         with self._lock:
-            self._is_awake = False
             states, self._states = self._states, []
             chunks, self._chunks = self._chunks, []
             chunk_frames, self._chunk_frames = self._chunk_frames, []
@@ -270,11 +304,7 @@ class BrokerLink:
         if chunks:
             send(socket, encode(ReplicaChunk(slot, incarnation, tuple(chunks)), chunk_frames))
         if results:
-            for job, _ in results:
-                if self._open.get(job.id) is job:
-                    del self._open[job.id]
-            items = tuple(result for _, result in results)
-            send(socket, encode(Result(slot, incarnation, items), result_frames))
+            send(socket, encode(Result(slot, incarnation, tuple(results)), result_frames))
 
     def _pulse(self, now_s: float) -> ReplicaPulse:
         running_since_s = self._progress.running_since_s

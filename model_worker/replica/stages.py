@@ -1,26 +1,33 @@
 """The three stages that every item of a batch goes through: prepare, forward, finish.
 
     I/O thread --arrived--> prepare thread --prepared--> main thread --computed--> finish thread --> outlet
-                            decode, check,               forward, or steps,        plain values,
-                            tokenise, split              nothing else              encode
+                            decode, check,               forward, or steps         plain values,
+                            tokenise, split                                        encode
 
-Owns the threads and the bounded queues between them. An error is either an item's, and ends that item, or the
-process's, and ends the process: a thread never dies alone. Refuses sockets: batches come in by `submit` and results
-go out through an `Outlet`.
+So it is under load: while the main thread computes, the next batch is prepared and the last one is finished beside it.
+Where nothing else is to be computed, the main thread does all three by itself, because each thread that is woken
+costs more than most items do:
+
+    I/O thread --arrived--> main thread --> outlet
+
+Who prepares is decided by `Intake`, who finishes by `Handover`; prepare and finish are never entered twice at once.
+
+Owns the threads. An error is either an item's, and ends that item, or the process's, and ends the process: a thread
+never dies alone. Refuses sockets: batches come in by `submit` and results go out through an `Outlet`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from queue import Queue, SimpleQueue
 from typing import TYPE_CHECKING
 
 from model_worker.replica import faults
 from model_worker.replica.exit_codes import ReplicaExit
 from model_worker.replica.forward_stage import ForwardStage, Progress
-from model_worker.replica.handover import Handover, Order
+from model_worker.replica.handover import Handover
 from model_worker.replica.host_stages import FinishStage, Limits, PrepareStage
+from model_worker.replica.intake import Intake
 from model_worker.replica.jobs import Answers, Job, Leave, Outlet
 from model_worker.replica.step_stage import StepStage
 from model_worker.runtimes.base import Model
@@ -34,7 +41,6 @@ if TYPE_CHECKING:
 ARRIVED_BATCHES_MAX = 16
 # Deep enough to hide a hiccup of the next stage, shallow enough that a cancelled item is still ahead of its forward.
 PREPARED_BATCHES_MAX = 4
-COMPUTED_ORDERS_MAX = 8
 
 
 class Stages:
@@ -52,71 +58,63 @@ class Stages:
         self._outlet = outlet
         self._leave = leave
         self._answers = Answers(outlet, leave)
-        self._arrived: SimpleQueue[list[Job] | None] = SimpleQueue()
         self._is_continuous = model.continuous_batching
-        # All that a continuous batch may hold can join at its next step: where fewer fit, a burst trickles in.
-        concurrency = limits.concurrency(model)
-        self._prepared: Queue[list[Job] | None] = Queue(max(PREPARED_BATCHES_MAX, concurrency))
-        self._computed: Queue[Order | None] = Queue(COMPUTED_ORDERS_MAX)
         self._prepare = PrepareStage(model, limits, self._answers)
-        self._finish = FinishStage(model, self._answers, outlet)
-        handover = Handover(self._computed, self._answers)
-        self._forward = ForwardStage(model, self._answers, self._finish, handover, progress, spans)
-        self._steps = StepStage(model, limits, self._answers, self._finish, handover, progress, spans)
+        # All that a continuous batch may hold can join at its next step: where fewer fit, a burst trickles in. And each
+        # of its items may arrive as a batch of its own.
+        concurrency = limits.concurrency(model)
+        self._intake = Intake(
+            self._prepared_batch,
+            arrived_max=max(ARRIVED_BATCHES_MAX, concurrency),
+            prepared_max=max(PREPARED_BATCHES_MAX, concurrency),
+        )
+        finish = FinishStage(model, self._answers, outlet)
+        self._handover = Handover(finish, self._answers)
+        self._forward = ForwardStage(
+            model, self._answers, finish, self._handover, progress, self._intake.is_empty, spans
+        )
+        self._steps = StepStage(model, limits, self._answers, finish, self._handover, progress, spans)
         model.is_wanted = self._steps.is_wanted if self._is_continuous else self._forward.is_wanted
-        # Of a continuous batch, each item may arrive as a batch of its own.
-        self._arrived_max = max(ARRIVED_BATCHES_MAX, concurrency)
 
     def submit(self, jobs: list[Job]) -> None:
         """Takes one batch in; never blocks. I/O thread only."""
-        if self._arrived.qsize() < self._arrived_max:
-            self._arrived.put(jobs)
+        # Of a continuous batch one by one: the first may join a step while the last is still being read.
+        if self._intake.put([[job] for job in jobs] if self._is_continuous else [jobs]):
             return
         for job in jobs:
-            message = f"this model process already holds {self._arrived_max} batches that wait"
+            message = f"this model process already holds {self._intake.arrived_max} batches that wait"
             self._answers.fail(job, Code.OVERLOADED, message)
         self._outlet.flush()
 
     def end(self) -> None:
         """No more batches will come: `serve` returns when those that came are answered. I/O thread only."""
-        self._arrived.put(None)
+        self._intake.end()
 
     def serve(self) -> None:
-        """Computes until `end`. Main thread only; the other two stages get threads of their own."""
-        finish = self._start("finish", self._run_finish)
-        self._start("prepare", self._run_prepare)
+        """Computes until `end`. Main thread only; the other two threads are started here."""
+        finish = self._start("finish", self._handover.run)
+        self._start("prepare", self._intake.help)
         if self._is_continuous:
-            self._steps.serve(self._prepared)
+            self._steps.serve(self._intake)
         else:
-            while (jobs := self._prepared.get()) is not None:
+            while (jobs := self._intake.take(wait=True)) is not None:
                 self._forward.compute(jobs)
-        self._computed.put(None)
+        self._handover.end()
         finish.join()
+
+    def _prepared_batch(self, jobs: list[Job]) -> list[list[Job]]:
+        if self._is_continuous:
+            micro_batches = [[job] for job in jobs if self._prepare.prepare(job)]
+        else:
+            micro_batches = self._prepare.split(jobs)
+        # Those that have ended already.
+        self._outlet.flush()
+        return micro_batches
 
     def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=run_guarded, args=(work, self._leave), name=name, daemon=True)
         thread.start()
         return thread
-
-    def _run_prepare(self) -> None:
-        while (jobs := self._arrived.get()) is not None:
-            if self._is_continuous:
-                # One by one: the first may join a step while the last is still being read.
-                for job in jobs:
-                    if self._prepare.prepare(job):
-                        self._prepared.put([job])
-                self._outlet.flush()
-                continue
-            micro_batches = self._prepare.split(jobs)
-            self._outlet.flush()
-            for micro_batch in micro_batches:
-                self._prepared.put(micro_batch)
-        self._prepared.put(None)
-
-    def _run_finish(self) -> None:
-        while (order := self._computed.get()) is not None:
-            order()
-            self._outlet.flush()
 
 
 def run_guarded(work: Callable[[], None], leave: Leave) -> None:

@@ -15,13 +15,13 @@ import logging
 import time
 from collections import deque
 from functools import partial
-from queue import Empty, Queue
 from typing import TYPE_CHECKING
 
 from model_worker.replica import accelerator, faults, returns
 from model_worker.replica.forward_stage import Progress
 from model_worker.replica.handover import Handover
 from model_worker.replica.host_stages import SEQUENCES_WITHOUT_LIMIT, FinishStage, Limits
+from model_worker.replica.intake import Intake
 from model_worker.replica.jobs import Answers, Job
 from model_worker.runtimes.base import Model
 from model_worker.runtimes.base import Progress as Entry
@@ -55,7 +55,6 @@ class StepStage:
         self._spans = spans
         # Prepared, in the order of arrival.
         self._waiting: deque[Job] = deque()
-        self._no_more_follow = False
         # What has joined and not ended, by the identity of the items.
         self._running: dict[int, Job] = {}
         # Those that were in a step that failed, until they end; and the part of them that does not run at present.
@@ -63,9 +62,9 @@ class StepStage:
         self._again: deque[Job] = deque()
         self._again_size_max = 1
 
-    def serve(self, prepared: Queue[list[Job] | None]) -> None:
-        """Computes what comes until `None` comes, and then what is left."""
-        while self._take_in(prepared):
+    def serve(self, intake: Intake) -> None:
+        """Computes what comes until the end, and then what is left."""
+        while self._take_in(intake):
             self._drop_unwanted()
             self._let_join()
             if self._running:
@@ -78,25 +77,20 @@ class StepStage:
 
     # --- coming and going ----------------------------------------------------------------------------------------
 
-    def _take_in(self, prepared: Queue[list[Job] | None]) -> bool:
+    def _take_in(self, intake: Intake) -> bool:
         """Takes what has been prepared, and waits for something if there is nothing else to do; False at the end."""
-        while not self._no_more_follow:
+        while True:
             is_idle = not (self._running or self._waiting or self._again)
-            try:
-                jobs = prepared.get(block=is_idle)
-            except Empty:
-                break
+            jobs = intake.take(wait=is_idle)
             if jobs is None:
-                self._no_more_follow = True
-            else:
-                self._waiting.extend(jobs)
-        return bool(self._running or self._waiting or self._again) or not self._no_more_follow
+                return not is_idle
+            self._waiting.extend(jobs)
 
     def _drop_unwanted(self) -> None:
         for job in [job for job in self._running.values() if not job.wanted]:
             self._let_go(job)
             self._forget(job)
-            # Through the finish thread, so that its end cannot overtake its pieces.
+            # Handed over, so that its end cannot overtake its pieces.
             self._handover.put(partial(self._finish.drop, job))
         for queue in (self._waiting, self._again):
             dropped = [job for job in queue if self._answers.drop_unwanted(job)]
@@ -160,17 +154,18 @@ class StepStage:
         started_s = time.perf_counter()
         self._progress.begin_step()
         try:
-            self._compute(jobs, started_s)
+            entries = self._compute(jobs, started_s)
         except BaseException as error:
             short_of_memory = faults.is_out_of_memory(error)
             self._fail(jobs, error)
         else:
+            self._hand_over(entries)
             return
         if short_of_memory:
             # Only here: until the error is gone, its stack keeps the tensors of the failed step alive.
             accelerator.release_memory()
 
-    def _compute(self, jobs: list[Job], started_s: float) -> None:
+    def _compute(self, jobs: list[Job], started_s: float) -> list[Entry]:
         try:
             entries = returns.progress_of(self._model)
             accelerator.synchronize()
@@ -182,6 +177,9 @@ class StepStage:
                 job.step_items += len(jobs)
             self._progress.end_step()
         self._check(entries)
+        return entries
+
+    def _hand_over(self, entries: list[Entry]) -> None:
         self._progress.step_items += len(entries)
         pieces: list[tuple[Job, object]] = []
         ends: list[tuple[Job, object]] = []
@@ -197,7 +195,7 @@ class StepStage:
                 if self._spans is not None:
                     self._spans.steps(job)
         if pieces or ends:
-            self._handover.put(partial(self._finish.progress, pieces, ends))
+            self._handover.put(partial(self._finish.progress, pieces, ends), len(pieces) + len(ends))
         if any(job.alone for job, _ in ends):
             # Its results touch the device once more: the next step's faults must not be taken for its own.
             self._handover.wait_until_finished()

@@ -219,7 +219,8 @@ def test_wrong_return_at_the_load_names_the_method(method: str, cause: str) -> N
 
 
 def test_batch_comes_back_with_values_costs_and_timings_in_one_message() -> None:
-    with replica("Echo") as bench:
+    # Where finishing takes long, results leave before all are there; and on a busy machine anything may take long.
+    with replica("Unhurried") as bench:
         seen = len(bench.messages)
         results = bench.ask("abc", "abc", "abc")
         assert [bench.values[result.id] for result in results] == ["abc"] * 3
@@ -232,15 +233,15 @@ def test_batch_comes_back_with_values_costs_and_timings_in_one_message() -> None
         assert [len(message.results) for message in messages] == [3]
 
 
-def test_each_stage_keeps_to_its_thread_and_forward_is_never_entered_twice() -> None:
+def test_each_stage_keeps_to_its_thread_or_the_main_one_and_is_never_entered_twice() -> None:
     with replica("Echo") as bench:
         ids = [request_id for number in range(60) for request_id in bench.submit(f"text {number}", "other")]
         # Sixteen batches may wait; what came on top was refused, and is not what this is about.
         results = bench.wait_results(ids)
         assert {result.code for result in results} <= {Code.OK, Code.OVERLOADED}
-        assert {line["thread"] for line in bench.journal("prepared")} == {"prepare"}
+        assert {line["thread"] for line in bench.journal("prepared")} <= {"prepare", "MainThread"}
         assert {line["thread"] for line in bench.journal("forwarded")} == {"MainThread"}
-        assert {line["thread"] for line in bench.journal("finished")} == {"finish"}
+        assert {line["thread"] for line in bench.journal("finished")} <= {"finish", "MainThread"}
 
 
 def test_large_arrays_go_through_in_frames_of_their_own() -> None:

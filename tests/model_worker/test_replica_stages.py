@@ -1,4 +1,4 @@
-"""What holds for the stages by themselves: bounds, and that no thread ever dies alone."""
+"""What holds for the stages by themselves: bounds, who does what, and that no thread ever dies alone."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from model_worker.replica.forward_stage import Progress
 from model_worker.replica.host_stages import Limits
 from model_worker.replica.jobs import Job
 from model_worker.replica.returns import WrongOutputs, WrongReturn, cost_of, one_output_per_item
-from model_worker.replica.stages import ARRIVED_BATCHES_MAX, Stages
+from model_worker.replica.stages import ARRIVED_BATCHES_MAX, Stages, run_guarded
 from model_worker.runtimes.base import Model
 from shared import values
 from shared.errors import Code
 from shared.messages import ChunkHeader, ItemResult, RequestId
-from tests.stub_models import Echo, Quiet
+from tests.stub_models import Grumpy, Quiet
 
 WITHIN_S = 10.0
 
@@ -74,6 +74,27 @@ def stages_of(model: Model, recorder: Recorder) -> Stages:
     return Stages(model, Limits(0, 8), recorder, Progress(), recorder.leave)
 
 
+def on_main(stages: Stages, recorder: Recorder) -> threading.Thread:
+    """Serves on a thread named `main`, guarded like a process's own."""
+    thread = threading.Thread(target=run_guarded, args=(stages.serve, recorder.leave), name="main", daemon=True)
+    thread.start()
+    return thread
+
+
+class Held(Grumpy):
+    """The input `held` stays in its forward until `release` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_held, self.release = threading.Event(), threading.Event()
+
+    def answer(self, items: Sequence[Any]) -> Sequence[Any]:
+        if "held" in items:
+            self.is_held.set()
+            assert self.release.wait(WITHIN_S)
+        return super().answer(items)
+
+
 def test_batches_that_came_before_the_end_are_answered_before_serve_returns() -> None:
     recorder = Recorder()
     stages = stages_of(Quiet(), recorder)
@@ -95,14 +116,20 @@ def test_more_batches_than_any_credit_allows_are_refused_at_once() -> None:
     assert [recorder.results.get_nowait().code for _ in range(2)] == [Code.OVERLOADED] * 2
 
 
-@pytest.mark.parametrize(("thread", "inputs"), [("prepare", "refused"), ("finish", "fine")])
+@pytest.mark.parametrize(("thread", "inputs"), [("prepare", "refused"), ("main", "forward fails"), ("finish", "fine")])
 def test_error_outside_an_item_takes_the_way_out_from_whichever_thread(thread: str, inputs: str) -> None:
     recorder = Recorder()
     recorder.refuses = thread
-    stages = stages_of(Echo(), recorder)
+    model = Held()
+    stages = stages_of(model, recorder)
+    on_main(stages, recorder)
+    if thread == "prepare":
+        # While the main thread computes, it is another one that prepares.
+        stages.submit([job(0, "held")])
+        assert model.is_held.wait(WITHIN_S)
     stages.submit([job(1, inputs)])
-    threading.Thread(target=stages.serve, daemon=True).start()
     code, reason = recorder.left.get(timeout=WITHIN_S)
+    model.release.set()
     assert code is ReplicaExit.INTERNAL_ERROR
     assert reason == f"RuntimeError: the outlet is broken on the {thread} thread"
 
