@@ -97,7 +97,7 @@ def test_no_arrival_is_overlooked_however_sends_and_arrivals_cross(
     sent = answered = 0
     count, ahead_max = 3000, 2
     while answered < count:
-        assert router.poll(WITHIN_S * 1000), f"{sent} were sent and {answered} answered"
+        assert router.poll(int(WITHIN_S * 1000)), f"{sent} were sent and {answered} answered"
         for sender, *parts in drain(router, 1000):
             peer = bytes(sender)
             message, _ = decode(parts)

@@ -59,8 +59,13 @@ class Checker(Administered):
     def saw_reply(self, reply: SendReply, now_s: float) -> None:
         name = reply.id.hex()
         life = self._alive(reply.id, "answered")
-        # A deadline that has passed comes before the fact that is being handled, be it the cancellation itself.
-        in_time = isinstance(self.cause, (RequestCancelled, FrontLeft)) and life.arrived.deadline_s <= now_s
+        # What a timer says, of a deadline or of a hang, comes before the fact that is being handled, be it the
+        # cancellation itself.
+        place = self.places.get((SlotName(reply.slot), reply.incarnation))
+        is_time_up = life.arrived.deadline_s <= now_s or (
+            place is not None and place.killed and place.doomed_s == now_s
+        )
+        in_time = isinstance(self.cause, (RequestCancelled, FrontLeft)) and is_time_up
         if life.cancelled and not in_time:
             raise Violation(Promise.NOBODY_WAITS, f"{name} was answered after its cancellation")
         if reply.front != life.arrived.front or (reply.front in self.gone_fronts and not in_time):
