@@ -215,7 +215,7 @@ class ForwardStage:
                 job.forward_ms += (time.perf_counter() - started_s) * 1000
                 self._progress.end_step()
         if pieces:
-            self._handover.put(partial(self._finish.pieces, pieces), len(pieces))
+            self._handover.put(partial(self._finish.pieces, pieces))
         for ending in endings:
             self._handover.put(ending)
         return going_on

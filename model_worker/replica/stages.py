@@ -5,8 +5,8 @@
                             tokenise, split                                        encode
 
 So it is under load: while the main thread computes, the next batch is prepared and the last one is finished beside it.
-Where nothing else is to be computed, the main thread does all three by itself, because each thread that is woken
-costs more than most items do:
+Where nothing else is to be computed, the main thread prepares, and finishes short answers, by itself, because each
+thread that is woken costs more than most items do:
 
     I/O thread --arrived--> main thread --> outlet
 

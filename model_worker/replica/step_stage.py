@@ -195,7 +195,7 @@ class StepStage:
                 if self._spans is not None:
                     self._spans.steps(job)
         if pieces or ends:
-            self._handover.put(partial(self._finish.progress, pieces, ends), len(pieces) + len(ends))
+            self._handover.put(partial(self._finish.progress, pieces, ends))
         if any(job.alone for job, _ in ends):
             # Its results touch the device once more: the next step's faults must not be taken for its own.
             self._handover.wait_until_finished()

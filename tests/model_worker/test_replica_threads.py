@@ -70,7 +70,7 @@ class Bench:
         with contextlib.suppress(SystemExit):
             run_guarded(self.stages.serve, self.leave)
 
-    def submit(self, *inputs: Any, first_id: int = 0, stream: bool = False) -> None:
+    def submit(self, *inputs: Any, first_id: int = 0, stream: bool = False, alone: bool = False) -> None:
         """One batch; its items are numbered from `first_id`."""
         self.stages.submit(
             [
@@ -81,6 +81,7 @@ class Bench:
                     stream=stream,
                     deadline_s=float("inf"),
                     payload=values.pack([each, {}]),
+                    alone=alone,
                 )
                 for number, each in enumerate(inputs, first_id)
             ]
@@ -89,9 +90,9 @@ class Bench:
     def wait_told(self, count: int) -> None:
         wait_for(lambda: len(self.told) >= count, f"{count} answers", WITHIN_S)
 
-    def ask(self, *inputs: Any) -> None:
+    def ask(self, *inputs: Any, alone: bool = False) -> None:
         before = len(self.told)
-        self.submit(*inputs)
+        self.submit(*inputs, alone=alone)
         self.wait_told(before + len(inputs))
 
     def end(self) -> None:
@@ -206,6 +207,23 @@ def test_what_takes_long_to_finish_is_left_to_the_finish_thread() -> None:
     bench.end()
 
 
+def test_after_an_item_that_had_the_device_to_itself_the_main_thread_finishes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Noted()
+    bench = Bench(model)
+    bench.ask("a", alone=True)
+    assert model.threads["finish", "a"] == "finish"
+    monkeypatch.setattr(handover, "SHORT_S", 1e6)
+
+    def is_finished_there() -> bool:
+        bench.ask("b")
+        return model.threads["finish", "b"] == "main"
+
+    wait_for(is_finished_there, "an answer that the main thread finished", WITHIN_S)
+    bench.end()
+
+
 @pytest.mark.usefixtures("all_is_short", "no_help")
 def test_results_that_the_main_thread_finishes_leave_together() -> None:
     bench = Bench(Noted())
@@ -214,44 +232,56 @@ def test_results_that_the_main_thread_finishes_leave_together() -> None:
     assert bench.flushed == [3]
 
 
-def test_a_stream_keeps_its_order_whichever_thread_tells_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first pieces pile up before the finish thread; later ones are told by the main thread."""
-    monkeypatch.setattr(handover, "SHORT_S", 0.0)
-    go_on = threading.Event()
+def test_no_answer_overtakes_what_was_left_to_the_finish_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_held, go_on = threading.Event(), threading.Event()
+
+    class Held(Noted):
+        def finish(self, output: Any) -> Any:
+            if output == "held":
+                is_held.set()
+                assert go_on.wait(WITHIN_S)
+            return super().finish(output)
+
+    model = Held()
+    bench = Bench(model)
+    bench.submit("held")
+    assert is_held.wait(WITHIN_S)
+    # From now on all is short, but the finish thread has not told the first answer yet.
+    monkeypatch.setattr(handover, "SHORT_S", 1e6)
+    bench.submit("next", first_id=1)
+    wait_for(lambda: ("forward", "next") in model.threads, "the next forward", WITHIN_S)
+    go_on.set()
+    bench.wait_told(2)
+    bench.end()
+    assert bench.told == [(0, Code.OK), (1, Code.OK)]
+    assert model.threads["finish", "next"] == "finish"
+
+
+@pytest.mark.usefixtures("all_is_short")
+def test_the_steps_of_a_stream_do_not_wait_for_its_pieces_to_be_finished() -> None:
+    """Each step waits until the piece before it is finished: without the overlap, the test never ends."""
+    finished = [threading.Event() for _ in range(3)]
 
     class Words(Noted):
         def forward(self, items: Sequence[Any]) -> Sequence[Any]:
             return [self.words() for _ in items]
 
         def words(self) -> Iterator[int]:
-            yield 0
-            # From now on all is short, but the finish thread has not told the first piece yet.
-            monkeypatch.setattr(handover, "SHORT_S", 1e6)
-            yield 1
-            yield 2
-            go_on.set()
-            number = 3
-            while self.finished_by(number - 1) != "main":
+            for number, event in enumerate(finished):
                 yield number
-                number += 1
-
-        def finished_by(self, number: int) -> str | None:
-            wait_for(lambda: ("finish", number) in self.threads, f"piece {number}", WITHIN_S)
-            return self.threads["finish", number]
+                assert event.wait(WITHIN_S)
 
         def finish(self, output: Any) -> Any:
-            if output == 0:
-                assert go_on.wait(WITHIN_S)
+            finished[output].set()
             return super().finish(output)
 
     model = Words()
     bench = Bench(model)
     bench.submit("x", stream=True)
-    wait_for(lambda: bench.told and bench.told[-1][1] == Code.OK, "the end", WITHIN_S)
+    bench.wait_told(4)
     bench.end()
-    assert [model.threads["finish", number] for number in range(3)] == ["finish"] * 3
-    told = [what for _, what in bench.told]
-    assert told == [*range(len(told) - 1), Code.OK]
+    assert bench.told == [(0, 0), (0, 1), (0, 2), (0, Code.OK)]
+    assert {thread for (stage, _), thread in model.threads.items() if stage == "finish"} == {"finish"}
 
 
 @pytest.mark.usefixtures("all_is_short", "no_help")
