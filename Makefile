@@ -10,10 +10,12 @@
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 PORT ?= 8080
-# Most tests wait for processes and sockets, so a few run beside each other even on two cores; whoever is done first takes
-# over from the others.
-PYTEST_FLAGS ?= -n 3 --dist worksteal
+# Most tests wait for processes and sockets, so a few run beside each other even on two cores. The tests of a file stay
+# together, because they share a service; tests/conftest.py says in which order files are begun.
+PYTEST_FLAGS ?= -n 3 --dist loadfile --no-loadscope-reorder
 SOAK_MINUTES ?= 10
+# The tests start a thousand interpreters, each of which would compile our sources anew where somebody has set this.
+export PYTHONDONTWRITEBYTECODE :=
 
 VENV := .venv
 BIN := $(VENV)/bin

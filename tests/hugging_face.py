@@ -16,7 +16,9 @@ from typing import Any, Literal, Protocol, Self
 import httpx
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 
+from model_worker.runtimes import registry
 from model_worker.runtimes.base import Model
+from model_worker.specs import RuntimeSpec
 from shared.errors import RequestError
 from tests.fronts import Front
 from tests.stub_broker import Answer, Fail, Request, Step, StubBroker, model_state
@@ -95,6 +97,13 @@ def native(service: Served, name: str, inputs: object, **parameters: object) -> 
     answer = service.ask(name, inputs, parameters=parameters)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def loaded(task: str, directory: Path) -> Model:
+    """A model for a `Gallery`."""
+    model = registry.build(RuntimeSpec("tiny", str(directory), task))
+    model.load("cpu")
+    return model
 
 
 def configured(saved: dict[str, tuple[str, Path]]) -> list[dict[str, Any]]:

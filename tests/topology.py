@@ -106,9 +106,13 @@ class Service:
     ) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.http.close()
-        for program in (self.front, self.server):
-            if program is not None:
-                stop(program)
+        programs = [program for program in (self.front, self.server) if program is not None]
+        # Both at once: neither waits for the other.
+        for program in programs:
+            if program.poll() is None:
+                program.send_signal(signal.SIGTERM)
+        for program in programs:
+            stop(program)
         if error is not None:
             for name in ("server.log", "front.log"):
                 print(f"--- {name}\n{self.log(name)}")

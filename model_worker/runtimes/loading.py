@@ -11,7 +11,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ from transformers.utils.hub import cached_file
 
 from model_worker.runtimes import compiling, sources, tasks
 from model_worker.runtimes.bars import OnProgress, heard_bars
+from model_worker.runtimes.gguf_files import ReadOnce
 from model_worker.runtimes.sources import Source
 from model_worker.specs import RuntimeSpec
 from shared.errors import ConfigurationError, InvalidInput, LoadError
@@ -63,6 +64,7 @@ class Checkpoint:
             self.source: Source = sources.resolve(spec.source)
         except ConfigurationError as error:
             raise LoadError(str(error), permanent=True) from None
+        self._gguf = ReadOnce().applied if self.source.kind == "gguf" else nullcontext
 
     def load_config(self, subfolder: str = "") -> Any:
         with self.one_line_errors("its configuration"):
@@ -219,10 +221,13 @@ class Checkpoint:
             # What is taken from the hub or from its cache on this disk, the libraries do not tell beforehand.
             doing = f"{'load' if self.source.is_local else 'download or find'} {part}"
             self._report_progress(-1.0, doing)
-            with quiet_libraries(
-                lambda: self._report_progress(-1.0, f"{doing}: waiting to ask the hub again"),
-                lambda is_download, fraction: self._report_progress(
-                    fraction, f"{'download' if is_download else 'load'} {part}"
+            with (
+                self._gguf(),
+                quiet_libraries(
+                    lambda: self._report_progress(-1.0, f"{doing}: waiting to ask the hub again"),
+                    lambda is_download, fraction: self._report_progress(
+                        fraction, f"{'download' if is_download else 'load'} {part}"
+                    ),
                 ),
             ):
                 yield

@@ -13,7 +13,7 @@ from schemathesis.core.result import Ok
 
 from tests.topology import Service
 
-EXAMPLES = 40
+EXAMPLES = 20
 GROWTH_BYTES_MAX = 48 * 2**20
 MODEL = {"name": "m", "model": "tests.obedient_model:Obedient", "device": "cpu", "options": {}}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -26,10 +26,17 @@ PLANS = {
 }
 
 
+@pytest.fixture(scope="module")
+def subject() -> Iterator[Subject]:
+    """One for all plans, which leave it whole; at its end nothing of any of them may be left."""
+    with Subject(small_disk=True) as started:
+        yield started
+
+
 @pytest.mark.parametrize("plan", PLANS)
-def test_no_fault_makes_an_answer_wrong_or_lost_or_given_twice(plan: str) -> None:
+def test_no_fault_makes_an_answer_wrong_or_lost_or_given_twice(subject: Subject, plan: str) -> None:
     faults = [BY_NAME[name] for name in PLANS[plan]]
-    ledger = run(faults)
+    ledger = run(subject, faults)
     print(ledger.text())
     assert ledger.broken == []
     for fault in faults:
@@ -76,11 +83,10 @@ def test_more_connections_than_open_files_are_refused_and_nobody_is_lost() -> No
     assert ledger.refusals("files")["overloaded"] >= 90
 
 
-def run(faults: Sequence[Fault]) -> Ledger:
+def run(subject: Subject, faults: Sequence[Fault]) -> Ledger:
     """One after the other, each until the service is whole again."""
     ledger = Ledger()
-    disk = any(fault.name.startswith("disk.") for fault in faults)
-    with Subject(small_disk=disk) as subject, Clients(subject.port, ledger, count=CLIENTS, seed=1) as clients:
+    with Clients(subject.port, ledger, count=CLIENTS, seed=1) as clients:
         scene = Scene(subject, clients, ledger, random.Random(1))
         for fault in faults:
             inject(fault, scene)

@@ -1,16 +1,13 @@
-"""Hugging Face's clients, unmodified, against a service with models that write, hear and see."""
+"""Hugging Face's clients, unmodified, against a whole service: vectors, text, and files on their way to a model."""
 
 from __future__ import annotations
 
-import io
-import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, ValidationError
 
@@ -24,22 +21,17 @@ MESSAGES: Any = [{"role": "user", "content": "Where is the fox?"}]
 # The asynchronous client's own business with the library below it.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 NOISE = bytes(range(256))
-RATE_HZ = 400
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("models")
     template = tiny_models.CHAT_TEMPLATE
-    translator = tiny_models.save_translator(directory / "translator", "BartForConditionalGeneration")
     text = tiny_models.save(directory / "text", "LlamaForCausalLM", positions=256, chat_template=template, seed=3)
     models = configured(
         {
             "vectors": ("embedding", tiny_models.save(directory / "vectors", "BertModel")),
             "text": ("text-generation", text),
-            "summary": ("summarization", translator),
-            "german": ("translation", translator),
-            "speech": ("automatic-speech-recognition", tiny_models.save_speech(directory / "speech")),
         }
     )
     models.append({"name": "media", "model": "tests.media_models:Witness", "device": "cpu"})
@@ -168,19 +160,7 @@ def test_a_chat_finds_its_model_by_any_url(service: Service, path: str) -> None:
     assert answer.usage.completion_tokens == 2
 
 
-def test_summaries_and_translations_are_one_text(ask: Clients, service: Service) -> None:
-    settings: Any = {"max_new_tokens": NEW_TOKENS, "num_beams": 2}
-    [expected] = native(service, "summary", TEXT, **settings)
-    assert ask("summary", "summarization", TEXT, generate_parameters=settings) == expected
-    cut = ask("summary", "summarization", " ".join([TEXT] * 50), truncation="longest_first")
-    assert cut.summary_text == native(service, "summary", " ".join([TEXT] * 50), truncation=True)[0]["summary_text"]
-    answer = ask("german", "translation", TEXT, generate_parameters=settings, clean_up_tokenization_spaces=True)
-    assert answer.translation_text == expected["summary_text"]
-    with pytest.raises(HfHubHTTPError, match="one pair alone"):
-        ask("german", "translation", TEXT, src_lang="en", tgt_lang="de")
-
-
-# --- pictures and sound ----------------------------------------------------------------------------------------------
+# --- files -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["image_classification", "audio_classification", "object_detection"])
@@ -198,32 +178,6 @@ def test_bytes_and_files_arrive_as_they_are(ask: Clients, method: str, tmp_path:
 def test_zero_shot_image_classification_sends_labels_beside_the_picture(ask: Clients) -> None:
     [answer] = ask("media", "zero_shot_image_classification", NOISE, ["a", "b"], hypothesis_template="a {}")
     assert (answer.label, answer.score) == (NOISE.hex(), 2)
-
-
-def test_speech_is_recognised_in_wav_bytes_and_files(ask: Clients, service: Service, tmp_path: Path) -> None:
-    samples = (np.sin(np.arange(2 * RATE_HZ) / 3.0) * 20_000).astype("<i2")
-    path = tmp_path / "a.wav"
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(RATE_HZ)
-        file.writeframes(samples.tobytes())
-    expected = native(service, "speech", {"raw": (samples / 32768).tolist(), "sampling_rate": RATE_HZ})
-    assert ask("speech", "automatic_speech_recognition", path.read_bytes()).text == expected["text"]
-    assert ask("speech", "automatic_speech_recognition", path).text == expected["text"]
-    flac = io.BytesIO()
-    soundfile.write(flac, samples, RATE_HZ, format="FLAC", subtype="PCM_16")
-    assert ask("speech", "automatic_speech_recognition", flac.getvalue()).text == expected["text"]
-    for content in (path.read_bytes(), flac.getvalue()):
-        form = service.http.post("/hf/speech", files={"file": ("a", content)}, data={"return_timestamps": "char"})
-        assert form.json()["text"] == expected["text"]
-        assert form.json()["chunks"]
-    for hostile in (b"RIFF", flac.getvalue()[:50], b"#EXTM3U\nfile:///etc/passwd\n"):
-        with pytest.raises(HfHubHTTPError, match="recording"):
-            ask("speech", "automatic_speech_recognition", hostile)
-    timed = ask("speech", "automatic_speech_recognition", path, extra_body={"return_timestamps": "char"})
-    assert timed.text == expected["text"]
-    assert all(len(chunk.timestamp) == 2 for chunk in timed.chunks)
 
 
 # --- errors and operations -------------------------------------------------------------------------------------------

@@ -11,10 +11,12 @@ import io
 import re
 import wave
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
@@ -33,11 +35,13 @@ pytestmark = [
 ]
 ALL_CASES = (*OWN_RUNTIMES, *CASES)
 PICTURE = picture(48, 40, 1)
+RATE_HZ = 400
 NAMES = {
     "cats": "image-classification-vit",
     "masks": "image-segmentation-segformer",
     "boxes": "object-detection-yolos",
     "clip": "zero-shot-image-classification-clip",
+    "speech": "automatic-speech-recognition-Wav2Vec2ForCTC",
     "sounds": "audio-classification-wav2vec2",
     "document": "document-question-answering-layoutlm",
     "table": "table-question-answering-tapas",
@@ -129,7 +133,7 @@ def sound(count: int) -> bytes:
     with wave.open(stream, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
-        file.setframerate(400)
+        file.setframerate(RATE_HZ)
         file.writeframes((np.array(task_cases.samples(count)) * 10_000).astype("<i2").tobytes())
     return stream.getvalue()
 
@@ -178,6 +182,32 @@ def test_pictures_are_described_and_asked_about(ask: Clients, service: Gallery) 
         assert (answer.answer, answer.score) == (expected["generated_text"], None)
     with pytest.raises(HfHubHTTPError, match="top_k must be 1"):
         ask("viewer", "visual_question_answering", PICTURE, "What is it?", top_k=2)
+
+
+def test_speech_is_recognised_in_wav_bytes_and_files(ask: Clients, service: Gallery, tmp_path: Path) -> None:
+    samples = (np.sin(np.arange(2 * RATE_HZ) / 3.0) * 20_000).astype("<i2")
+    path = tmp_path / "a.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE_HZ)
+        file.writeframes(samples.tobytes())
+    expected = native(service, "speech", {"raw": (samples / 32768).tolist(), "sampling_rate": RATE_HZ})
+    assert ask("speech", "automatic_speech_recognition", path.read_bytes()).text == expected["text"]
+    assert ask("speech", "automatic_speech_recognition", path).text == expected["text"]
+    flac = io.BytesIO()
+    soundfile.write(flac, samples, RATE_HZ, format="FLAC", subtype="PCM_16")
+    assert ask("speech", "automatic_speech_recognition", flac.getvalue()).text == expected["text"]
+    for content in (path.read_bytes(), flac.getvalue()):
+        form = service.post("/hf/speech", files={"file": ("a", content)}, data={"return_timestamps": "char"})
+        assert form.json()["text"] == expected["text"]
+        assert form.json()["chunks"]
+    for hostile in (b"RIFF", flac.getvalue()[:50], b"#EXTM3U\nfile:///etc/passwd\n"):
+        with pytest.raises(HfHubHTTPError, match="recording"):
+            ask("speech", "automatic_speech_recognition", hostile)
+    timed = ask("speech", "automatic_speech_recognition", path, extra_body={"return_timestamps": "char"})
+    assert timed.text == expected["text"]
+    assert all(len(chunk.timestamp) == 2 for chunk in timed.chunks)
 
 
 # --- classes of one's own --------------------------------------------------------------------------------------------

@@ -1,47 +1,46 @@
-"""Hugging Face's clients, unmodified, against a service with models of short texts: labels, words, answers."""
+"""Hugging Face's clients, unmodified, against models that read: labels, words, answers, summaries, translations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from tests import tiny_models
-from tests.hugging_face import Clients, configured, native
-from tests.topology import Service
+from tests.hugging_face import Clients, Gallery, loaded, native
 
 TEXT = "Paris is the capital of France."
+NEW_TOKENS = 8
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
     directory = tmp_path_factory.mktemp("models")
     labels = ["good", "bad", "neutral"]
     implied = ["contradiction", "neutral", "entailment"]
     save = tiny_models.save
-    models = configured(
-        {
-            "sentiment": ("sentiment-analysis", save(directory / "a", "BertForSequenceClassification", labels=labels)),
-            "names": ("token-classification", save(directory / "b", "BertForTokenClassification", labels=["O", "B-X"])),
-            "qa": ("question-answering", save(directory / "c", "BertForQuestionAnswering")),
-            "mask": ("fill-mask", save(directory / "d", "BertForMaskedLM")),
-            "kinds": (
-                "zero-shot-classification",
-                save(directory / "e", "BertForSequenceClassification", labels=implied),
-            ),
-        }
-    )
-    with Service(models, server={"parallel_loads": 2}) as started:
-        yield started.wait_ready(150)
+    translator = tiny_models.save_translator(directory / "translator", "BartForConditionalGeneration")
+    models = {
+        "sentiment": ("sentiment-analysis", save(directory / "a", "BertForSequenceClassification", labels=labels)),
+        "names": ("token-classification", save(directory / "b", "BertForTokenClassification", labels=["O", "B-X"])),
+        "qa": ("question-answering", save(directory / "c", "BertForQuestionAnswering")),
+        "mask": ("fill-mask", save(directory / "d", "BertForMaskedLM")),
+        "kinds": ("zero-shot-classification", save(directory / "e", "BertForSequenceClassification", labels=implied)),
+        "summary": ("summarization", translator),
+        "german": ("translation", translator),
+    }
+    with Gallery({name: (task, loaded(task, path)) for name, (task, path) in models.items()}) as started:
+        yield started
 
 
 @pytest.fixture(scope="module", params=["sync", "async"])
-def ask(request: pytest.FixtureRequest, service: Service) -> Clients:
+def ask(request: pytest.FixtureRequest, service: Gallery) -> Clients:
     return Clients(service, request.param)
 
 
-def test_text_classification_gives_every_label_or_the_best(ask: Clients, service: Service) -> None:
+def test_text_classification_gives_every_label_or_the_best(ask: Clients, service: Gallery) -> None:
     [expected] = native(service, "sentiment", [TEXT], top_k=None)
     assert ask("sentiment", "text_classification", TEXT) == expected
     assert len(expected) == 3
@@ -50,7 +49,7 @@ def test_text_classification_gives_every_label_or_the_best(ask: Clients, service
     assert [ask("sentiment", "text_classification", TEXT, function_to_apply="sigmoid")] == expected
 
 
-def test_token_classification_joins_words_unless_told_otherwise(ask: Clients, service: Service) -> None:
+def test_token_classification_joins_words_unless_told_otherwise(ask: Clients, service: Gallery) -> None:
     joined = ask("names", "token_classification", TEXT)
     expected = native(service, "names", TEXT, aggregation_strategy="simple")
     assert [each.entity_group for each in joined] == [each["entity_group"] for each in expected]
@@ -64,7 +63,7 @@ def test_token_classification_joins_words_unless_told_otherwise(ask: Clients, se
     assert len(single) > len(joined) > 0
 
 
-def test_question_answering_gives_one_answer_or_several(ask: Clients, service: Service) -> None:
+def test_question_answering_gives_one_answer_or_several(ask: Clients, service: Gallery) -> None:
     question = {"question": "What is Paris?", "context": TEXT}
     one = ask("qa", "question_answering", **question)
     expected = native(service, "qa", question)
@@ -79,7 +78,7 @@ def test_question_answering_gives_one_answer_or_several(ask: Clients, service: S
     assert len(several) == 3
 
 
-def test_fill_mask_gives_sentences(ask: Clients, service: Service) -> None:
+def test_fill_mask_gives_sentences(ask: Clients, service: Gallery) -> None:
     text = "Paris is the [MASK] of France."
     assert [each.sequence for each in ask("mask", "fill_mask", text, top_k=2)] == [
         each["sequence"] for each in native(service, "mask", text, top_k=2)
@@ -89,7 +88,7 @@ def test_fill_mask_gives_sentences(ask: Clients, service: Service) -> None:
     assert len(ask("mask", "fill_mask", text)) == 5
 
 
-def test_zero_shot_classification_gives_pairs(ask: Clients, service: Service) -> None:
+def test_zero_shot_classification_gives_pairs(ask: Clients, service: Gallery) -> None:
     labels = ["travel", "food"]
     expected = native(service, "kinds", TEXT, candidate_labels=labels, multi_label=False)
     answer = ask("kinds", "zero_shot_classification", TEXT, labels)
@@ -100,6 +99,18 @@ def test_zero_shot_classification_gives_pairs(ask: Clients, service: Service) ->
     expected = native(service, "kinds", TEXT, candidate_labels=labels, **template)
     answer = ask("kinds", "zero_shot_classification", TEXT, labels, **template)
     assert [each.score for each in answer] == expected["scores"]
+
+
+def test_summaries_and_translations_are_one_text(ask: Clients, service: Gallery) -> None:
+    settings: Any = {"max_new_tokens": NEW_TOKENS, "num_beams": 2}
+    [expected] = native(service, "summary", TEXT, **settings)
+    assert ask("summary", "summarization", TEXT, generate_parameters=settings) == expected
+    cut = ask("summary", "summarization", " ".join([TEXT] * 50), truncation="longest_first")
+    assert cut.summary_text == native(service, "summary", " ".join([TEXT] * 50), truncation=True)[0]["summary_text"]
+    answer = ask("german", "translation", TEXT, generate_parameters=settings, clean_up_tokenization_spaces=True)
+    assert answer.translation_text == expected["summary_text"]
+    with pytest.raises(HfHubHTTPError, match="one pair alone"):
+        ask("german", "translation", TEXT, src_lang="en", tgt_lang="de")
 
 
 def test_refusals_name_the_cause(ask: Clients) -> None:

@@ -10,6 +10,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -420,8 +421,20 @@ def test_warm_up_requests_are_answered_and_begin_with_the_longest(
 
 
 @pytest.mark.timeout(900)  # its blocks are unpacked by numpy, which takes its time on a busy machine
-def test_a_real_model_from_a_gguf_file_knows_the_capital_of_france() -> None:
+def test_a_real_model_from_a_gguf_file_is_read_once_and_knows_the_capital_of_france(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[str] = []
+
+    class Reader(gguf.GGUFReader):
+        def __init__(self, path: str) -> None:
+            read.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Reader)
     model = load(SMOLLM)
+    assert [Path(path).name for path in read] == [SMOLLM.rpartition("/")[2]]
+    assert gguf.GGUFReader is Reader, "the library is left as it was"
     described = model.describe()
     assert (described["dtype"], described["limit_tokens"], described["chat_template"]) == ("float32", 8192, True)
     chat = [{"role": "user", "content": "What is the capital of France?"}]
