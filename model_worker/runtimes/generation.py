@@ -57,8 +57,8 @@ class GenerationModel(Model):
     def __init__(self, spec: RuntimeSpec) -> None:
         self._spec = spec
         self._model: Any = None
-        self._tokenizer: Any = None  # prepare thread
-        self._decoder: Any = None  # a copy that only ever decodes, which changes nothing in it: main and finish thread
+        self._tokenizer: Any = None  # prepare stage
+        self._decoder: Any = None  # a copy that only ever decodes, which changes nothing in it: main and finish stage
         self._limit_tokens = _POSITIONS_WITHOUT_LIMIT
         self._token_id_limit: int | None = None
         self._known_token_ids = 0
@@ -73,7 +73,7 @@ class GenerationModel(Model):
         self._may_step = True
         self._choice = Choice(None, "not asked for")
         self._steps: Steps | None = None
-        self._grammars: Grammars  # prepare thread
+        self._grammars: Grammars  # prepare stage
 
     def load(self, device: str) -> None:
         self._read_options()

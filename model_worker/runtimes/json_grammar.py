@@ -25,7 +25,7 @@ _WHITESPACE = r"( |\n {0,16})"
 
 
 class Grammar:
-    """One compiled schema. Made on the prepare thread; `start` is called on the main thread."""
+    """One compiled schema. Made in the prepare stage; `start` is called on the main thread."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher

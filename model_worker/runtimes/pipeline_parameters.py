@@ -1,7 +1,7 @@
 """What a caller may pass to one of transformers' pipelines, and which values make sense.
 
 Owns the names a pipeline knows, read from its own signatures, and the checks that the pipelines lack: they swallow
-unknown names and fail late, or in a thread of their own, on bad values. Runs on the prepare thread.
+unknown names and fail late, or in a thread of their own, on bad values. Part of the prepare stage.
 """
 
 from __future__ import annotations

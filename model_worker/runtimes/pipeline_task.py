@@ -1,7 +1,7 @@
 """Every task of transformers' pipelines, run in three stages by the pipeline's own code.
 
 A pipeline object does everything in one call: check, tokenise, compute, decode. Here its `__call__` runs on the
-prepare thread with the computing taken out (`staging`): the model inputs are kept, and the answer has a hole for each
+prepare stage with the computing taken out (`staging`): the model inputs are kept, and the answer has a hole for each
 result. The model inputs of many requests are then collated by the library's own rule and computed at once, cut apart
 again, and each request's holes are filled by the pipeline's `postprocess`. Answers are those of
 `pipeline(task)(inputs)`, computed alone.
@@ -84,8 +84,8 @@ class PipelineModel(Model):
         self._spec = spec
         self._task = tasks.canonical(spec.task)
         self._pipeline: Any = None  # the model's; main thread
-        self._stager: Stager  # shares the model; prepare thread
-        self._finishing: Any = None  # shares the model; finish thread
+        self._stager: Stager  # shares the model; prepare stage
+        self._finishing: Any = None  # shares the model; finish stage
         self._parameters: PipelineParameters
         self._limit_tokens: int | None = None
         self._token_id_limit: int | None = None

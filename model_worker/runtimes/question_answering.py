@@ -2,7 +2,7 @@
 
 transformers 5 has the models and no pipeline for them any more; the answers here are those that the pipeline of 4.57
 gives. A context of any length is read in windows (`question_windows`), the windows of all requests are rows of the
-same batches, and only their logits come back from the device, for the arithmetic of the finish thread
+same batches, and only their logits come back from the device, for the arithmetic of the finish stage
 (`answer_spans`). Refuses tokenizers that cannot tell where in the text a token stands, and models that read more
 than text.
 """
@@ -82,7 +82,7 @@ class QuestionAnsweringModel(Model):
     def __init__(self, spec: RuntimeSpec) -> None:
         self._spec = spec
         self._model: Any = None
-        self._tokenizer: Any = None  # prepare thread
+        self._tokenizer: Any = None  # prepare stage
         self._cutter: WindowCutter
         self._limit_tokens: int | None = None
         self._token_id_limit: int | None = None
