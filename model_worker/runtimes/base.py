@@ -43,10 +43,10 @@ class Model:
     """One loaded model. Only `load` and `forward` have to be written; or, for a model that makes its answers step by
     step and sets `continuous_batching`, `load`, `join`, `leave` and `step`.
 
-    Threads: `load`, `forward`, the steps and the warm-up run on the main thread of the process. `prepare` and `cost` run
-    on a thread beside it while it computes, and `finish` on another; where nothing else is to be computed, the main
-    thread calls them itself. No method is ever entered twice at once, so a tokenizer that only `prepare` touches needs
-    no lock.
+    Threads: `load`, `forward`, the steps and the warm-up run on the main thread of the process. While it computes,
+    `prepare` and `cost` run on a thread beside it, and `finish` on another; where nothing else is to be computed, the
+    main thread calls them itself. No method is ever entered twice at once, so a tokenizer that only `prepare` touches
+    needs no lock.
     """
 
     mixes_parameters: ClassVar[bool] = False

@@ -72,7 +72,7 @@ class EmbeddingModel(Model):
         self._spec = spec
         self._recipe: _Recipe
         self._model: Any = None
-        self._tokenizer: Any = None  # prepare thread
+        self._tokenizer: Any = None  # prepare stage
         self._limit_tokens: int | None = None
         self._token_id_limit: int | None = None
         self._dimensions = 0

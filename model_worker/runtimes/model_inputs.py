@@ -1,7 +1,7 @@
 """What the pipelines feed to a model, as far as batching has to know it: length, likeness, and padding.
 
 Owns the rules by which model inputs share a batch and look, cut apart again, as if each had been computed alone.
-Refuses to tokenise and to compute. Main thread, and prepare thread for the lengths.
+Refuses to tokenise and to compute. Main thread, and the prepare stage for the lengths.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every task of transformers' pipelines, run in three stages by the pipeline's own code.
 
-A pipeline object does everything in one call: check, tokenise, compute, decode. Here its `__call__` runs on the
+A pipeline object does everything in one call: check, tokenise, compute, decode. Here its `__call__` runs in the
 prepare stage with the computing taken out (`staging`): the model inputs are kept, and the answer has a hole for each
 result. The model inputs of many requests are then collated by the library's own rule and computed at once, cut apart
 again, and each request's holes are filled by the pipeline's `postprocess`. Answers are those of

@@ -82,7 +82,7 @@ class TextToTextModel(Model):
         self._spec = spec
         self._task = tasks.canonical(spec.task)
         self._model: Any = None
-        self._tokenizer: Any = None  # prepare thread
+        self._tokenizer: Any = None  # prepare stage
         self._decoder: Any = None  # finish thread
         self._limit_tokens: int | None = None
         self._token_id_limit: int | None = None
