@@ -26,8 +26,10 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(journal: Path) -> Iterator[Service]:
+    # A load takes so long that the command which waits for it looks at it more than once.
+    echo = {**ECHO, "options": {"load_seconds": 0.6}}
     other = {**ECHO, "name": "other", "options": {"journal": str(journal)}}
-    with Service([ECHO, other], http={"admin_keys": [ADMIN_KEY]}) as started:
+    with Service([echo, other], http={"admin_keys": [ADMIN_KEY]}) as started:
         yield started.wait_ready()
 
 
