@@ -31,6 +31,8 @@ Heard = list[tuple[bool, float]]
 def heard(capfd: pytest.CaptureFixture[str]) -> Iterator[Heard]:
     """What is told inside; afterwards nothing was drawn, and bars are what they were."""
     moves: Heard = []
+    # Whatever ran in this process before may have switched them off, which nothing does in a model process.
+    transformers_logging.enable_progress_bar()
     before = dict(vars(tqdm.std.tqdm))
     with quiet_libraries(on_progress=lambda is_download, fraction: moves.append((is_download, fraction))):
         yield moves
