@@ -46,9 +46,6 @@ PENDING_COUNT_MAX = 16_384
 PENDING_BYTES_MAX = 512 * 2**20
 # One message to the model server: small enough that its loop is not held up by one front.
 SUBMIT_COUNT_MAX = 256
-# So many do not wait for the end of the event loop's turn: a crowd of requests that is sent as a whole moves as a
-# whole, and wherever it is, all other processes are idle.
-SUBMIT_COUNT_ENOUGH = 8
 SUBMIT_BYTES_MAX = 8 * 2**20
 # The model server answers at the deadline. If that answer is lost, the wait ends this much later.
 DEADLINE_SLACK_S = 0.2
@@ -277,10 +274,7 @@ class ModelClient:
         self._pending.admit(request)
         if request.deadline_s < self._deadline_look_s:
             self._look_at_deadlines_at(request.deadline_s)
-        if self._pending.unsent_count >= SUBMIT_COUNT_ENOUGH and self._connection.link.is_up:
-            self._send_requests(self._connection)
-        else:
-            self._flush_soon()
+        self._flush_soon()
 
     # --- what the model server is like ---------------------------------------------------------------------------
 
@@ -344,7 +338,7 @@ class ModelClient:
     # --- sending -------------------------------------------------------------------------------------------------
 
     def _flush_soon(self) -> None:
-        # What is submitted in one turn of the event loop goes out together, in one message if it is not much.
+        # Everything that is submitted in one turn of the event loop goes out in one message.
         if self._flush_handle is None and self._loop is not None:
             self._flush_handle = self._loop.call_soon(self._flush)
 
