@@ -23,6 +23,7 @@ from frontend.outgoing import RequestOptions, new_request
 from frontend.pending import Answer, PendingRequest, PendingTable
 from shared.config import Config, HttpConfig
 from shared.errors import Code, ModelFailed, ProtocolError, RequestError, UsageError
+from shared.frames import frames_bytes
 from shared.messages import (
     Cancel,
     Chunk,
@@ -37,7 +38,7 @@ from shared.messages import (
     Submit,
 )
 from shared.sockets import Buffer, RunDirectory
-from shared.values import frames_bytes, unpack
+from shared.values import unpack
 from shared.wire import split_frames
 
 # Memory safety of one front. The queues that users notice are the models' own, at the model server, which refuses

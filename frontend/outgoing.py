@@ -16,7 +16,8 @@ from frontend import circumstances
 from frontend.calls import Call, StreamCall
 from frontend.pending import PendingRequest
 from shared.errors import Code, ProtocolError, RequestError, Unserialisable
-from shared.values import frames_bytes, pack
+from shared.frames import frames_bytes
+from shared.values import pack
 from shared.wire import check
 
 # A day. The wire carries whole milliseconds in 32 bits, and a configuration allows no longer deadline.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from shared.frames import frames_bytes
 from shared.messages import RequestHeader, RequestId
 from shared.sockets import Buffer
 
@@ -23,7 +24,7 @@ class Payload(Struct, frozen=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        return sum(memoryview(frame).nbytes for frame in self.frames)
+        return frames_bytes(self.frames)
 
     def digest(self) -> bytes:
         """16 bytes that name this input; the same for every request that carries the same bytes."""

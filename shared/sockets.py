@@ -23,6 +23,7 @@ import zmq
 from typing_extensions import Buffer
 
 from shared.errors import ConfigurationError
+from shared.frames import frame_bytes
 from shared.messages import FRAME_BYTES_MAX
 from shared.processes import described
 
@@ -329,7 +330,7 @@ def drain(socket: zmq.Socket[bytes], messages_max: int) -> Iterator[list[Buffer]
 
 def _frame(part: Buffer) -> Buffer:
     """What to send for a part: small ones as they are, to be copied, large ones as a frame that refers to them."""
-    if isinstance(part, zmq.Frame) or _size_bytes(part) < ZERO_COPY_BYTES_MIN:
+    if isinstance(part, zmq.Frame) or frame_bytes(part) < ZERO_COPY_BYTES_MIN:
         return part
     return cast(Buffer, zmq.Frame(part, copy=False))
 
@@ -416,7 +417,3 @@ def _holder(lock_file: Path) -> str:
     # The holder writes its pid a moment after taking the lock; and one that leaves for good takes the file away.
     pid = lock_file.read_text().strip() if lock_file.exists() else ""
     return described(int(pid)) if pid.isdecimal() else "another process"
-
-
-def _size_bytes(part: Buffer) -> int:
-    return len(part) if isinstance(part, bytes) else memoryview(part).nbytes

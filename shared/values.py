@@ -24,6 +24,7 @@ from typing_extensions import Buffer
 
 from shared import tensors
 from shared.errors import ProtocolError, Unserialisable
+from shared.frames import frames_bytes
 from shared.messages import FRAME_BYTES_MAX
 
 # From here on a copy costs more than a frame does. FRAMES_MAX of the wire follows from it.
@@ -94,11 +95,6 @@ def unpack(frames: Sequence[Buffer]) -> Any:
     own_frames.check_all_used()
     _verify(value, 1)
     return value
-
-
-def frames_bytes(frames: Sequence[Buffer]) -> int:
-    """What the frames of a value hold together."""
-    return sum([len(frame) if type(frame) is bytes else memoryview(frame).nbytes for frame in frames])
 
 
 class _Refused(Exception):
