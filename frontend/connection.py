@@ -22,7 +22,7 @@ from frontend.link import Aftermath, Say, ServerLink
 from shared.errors import ProtocolError
 from shared.logs import Level, RateLimiter, log_event
 from shared.messages import FrontHello, FrontPulse, Message, ServerPulse, Welcome
-from shared.sockets import Buffer, connect_dealer, drain, send
+from shared.sockets import Buffer, connect_dealer, drain, has_message, send
 from shared.version import VERSION
 from shared.wire import decode, encode
 
@@ -77,7 +77,8 @@ class Connection:
         The frames must not change afterwards: large ones are not copied.
         """
         sent = send(self._socket, encode(message, frames))
-        self._look_again()
+        if not self.link.is_up or has_message(self._socket):
+            self._look_again()
         if not sent:
             if self.link.is_up:
                 log_event(logger, self._loss_level(), "server_disconnected", epoch=self.link.epoch)

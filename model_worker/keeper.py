@@ -7,7 +7,7 @@ nothing: the broker core says which incarnation to start or kill. Main thread of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from model_worker.launchers import Child, Launcher
@@ -66,6 +66,8 @@ class ProcessKeeper:
         self._children: dict[Key, Child] = {}
         self._endings: dict[Key, _Ending] = {}
         self._kills_due: dict[Key, float] = {}
+        # Whose end has not been noticed yet, by the file descriptor that tells of it.
+        self._running: dict[int, Key] = {}
 
     def start(self, spec: ReplicaSpec) -> int:
         """Starts one incarnation and returns its pid.
@@ -74,7 +76,9 @@ class ProcessKeeper:
             OSError: the process could not be started.
         """
         child = self._launcher.start(spec)
-        self._children[spec.slot, spec.incarnation] = child
+        key = (spec.slot, spec.incarnation)
+        self._children[key] = child
+        self._running[child.pidfd] = key
         self._watch(child.pidfd)
         return child.pid
 
@@ -95,11 +99,12 @@ class ProcessKeeper:
         else:
             child.kill()
 
-    def notice_exits(self, readable: dict[int, int], now_s: float) -> None:
-        """Takes the poller's answer: children whose pidfd fired have ended."""
-        for key, child in self._children.items():
-            if child.pidfd in readable and key not in self._endings:
-                self._unwatch(child.pidfd)
+    def notice_exits(self, readable: Iterable[int], now_s: float) -> None:
+        """Takes what the poller found to be readable: children whose pidfd is have ended."""
+        for file_descriptor in readable:
+            key = self._running.pop(file_descriptor, None)
+            if key is not None:
+                self._unwatch(file_descriptor)
                 self._endings[key] = _Ending(now_s + EXIT_SETTLE_S, now_s + EXIT_SETTLE_MAX_S)
 
     def due(self, now_s: float) -> Iterator[Exit]:
@@ -125,7 +130,9 @@ class ProcessKeeper:
 
     @property
     def wake_at_s(self) -> float | None:
-        return min([*(ending.due_s for ending in self._endings.values()), *self._kills_due.values()], default=None)
+        if not (self._endings or self._kills_due):
+            return None
+        return min([*(ending.due_s for ending in self._endings.values()), *self._kills_due.values()])
 
     @property
     def alive(self) -> int:
@@ -137,3 +144,4 @@ class ProcessKeeper:
             child.kill()
             child.reap()
         self._children.clear()
+        self._running.clear()

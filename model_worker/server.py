@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import select
 import signal
 import socket
 import time
@@ -36,7 +37,7 @@ from shared import messages as say
 from shared.errors import ConfigurationError, ProtocolError
 from shared.logs import RateLimiter, log_event
 from shared.messages import ModelState, SlotName
-from shared.sockets import Buffer, RunDirectory, bind_again, bind_router, drain
+from shared.sockets import Buffer, RunDirectory, bind_again, bind_router, drain, has_message
 from shared.version import VERSION
 from shared.wire import decode, split_frames
 
@@ -53,6 +54,11 @@ FRONT_FORGOTTEN_S = 10.0
 MESSAGES_PER_TURN_MAX = 1000
 # How long last replies may take to leave when the server ends.
 LINGER_MS = 1000
+
+_Handler = Callable[[bytes, say.Message, list[Buffer], float], None]
+"""What one message of a peer means: its routing id, the message, its frames, and the time of the turn."""
+_Source = tuple[int, zmq.Socket[bytes], _Handler]
+"""A socket with its file descriptor, and what to do with what comes from it."""
 
 
 class ModelServer:
@@ -80,9 +86,15 @@ class ModelServer:
         self._front_socket = bind_router(self._context, run_directory.front_endpoint)
         self._replica_socket = bind_router(self._context, run_directory.model_endpoint)
         self._wake_read, self._wake_write = socket.socketpair()
-        self._poller = zmq.Poller()
-        for readable in (self._front_socket, self._replica_socket, self._wake_read.fileno(), guardian.pidfd):
-            self._poller.register(readable, zmq.POLLIN)
+        self._poller = select.epoll()
+        self._sources: tuple[_Source, ...] = (
+            (int(self._front_socket.FD), self._front_socket, self._front_message),
+            (int(self._replica_socket.FD), self._replica_socket, self._replica_message),
+        )
+        for readable in (*(source[0] for source in self._sources), self._wake_read.fileno(), guardian.pidfd):
+            self._watch(readable)
+        # File descriptors of the sockets that hold a message at the end of a turn; they themselves need not tell.
+        self._unread: set[int] = set()
         self._started_s = time.monotonic()
         self._broker = Broker(settings, self._started_s, planner)
         self._payloads = Payloads()
@@ -123,18 +135,20 @@ class ModelServer:
             for opened in (self._front_socket, self._replica_socket):
                 opened.close(linger=LINGER_MS)
             self._context.term()
+            self._poller.close()
             self._wake_read.close()
             self._wake_write.close()
 
     def _turn(self) -> None:
-        ready = dict(self._poller.poll(self._timeout_ms()))
+        ready = self._unread.union([readable for readable, _ in self._poller.poll(self._timeout_s())])
         now_s = time.monotonic()
         if self._wake_read.fileno() in ready:
             self._wake_read.recv(4096)
         # Noticed before the sockets are drained, believed some turns later: a process's last words count.
         self._keeper.notice_exits(ready, now_s)
-        self._drain(self._front_socket, self._front_message, now_s)
-        self._drain(self._replica_socket, self._replica_message, now_s)
+        for file_descriptor, source, handle in self._sources:
+            if file_descriptor in ready:
+                self._drain(source, handle, now_s)
         for ended in self._keeper.due(now_s):
             self._outbox.disconnect((ended.slot, ended.incarnation))
             self._tell(happened.ReplicaExited(ended.slot, ended.incarnation, ended.exit_code), now_s)
@@ -147,27 +161,29 @@ class ModelServer:
         for front in self._outbox.flush():
             self._front_left(FrontId(front), now_s)
         self._pulse(now_s)
+        self._unread = {file_descriptor for file_descriptor, source, _ in self._sources if has_message(source)}
 
-    def _timeout_ms(self) -> int:
+    def _timeout_s(self) -> float:
+        if self._unread:
+            return 0.0
         comparison_s = self._next_comparison_s if self._comparison_due else None
         times = [self._next_pulse_s, comparison_s, self._broker.wake_at_s, self._keeper.wake_at_s]
-        wake_at_s = min(moment for moment in times if moment is not None)
-        # Rounded up: waking a fraction of a millisecond early would spin.
-        return max(0, int((wake_at_s - time.monotonic()) * 1000) + 1)
+        # `epoll` rounds up to whole milliseconds: waking a fraction of one early would spin.
+        return max(0.0, min([moment for moment in times if moment is not None]) - time.monotonic())
 
     def _tell(self, event: happened.Event, now_s: float) -> None:
         """Gives the core one event of this turn; the turn ends with `TimePassed`."""
         self._orders.carry_out(self._broker.handle(event, now_s, more_follow=True), now_s)
 
     def _watch(self, file_descriptor: int) -> None:
-        self._poller.register(file_descriptor, zmq.POLLIN)
+        self._poller.register(file_descriptor, select.EPOLLIN)
 
     # --- messages ------------------------------------------------------------------------------------------------
 
     def _drain(
         self,
         source: zmq.Socket[bytes],
-        handle: Callable[[bytes, say.Message, list[Buffer], float], None],
+        handle: _Handler,
         now_s: float,
     ) -> None:
         for parts in drain(source, MESSAGES_PER_TURN_MAX):

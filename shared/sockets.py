@@ -48,6 +48,8 @@ ZERO_COPY_BYTES_MIN = 64 * 1024
 # Plain numbers: combining flags of an enumeration for each frame costs as much as sending it.
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_EVENTS = int(zmq.EVENTS)
+_READABLE = int(zmq.POLLIN)
 # The process that first used each context; see `_claim`.
 _owner_pids: weakref.WeakKeyDictionary[zmq.Context[Any], int] = weakref.WeakKeyDictionary()
 
@@ -316,16 +318,28 @@ def receive(socket: zmq.Socket[bytes]) -> list[Buffer] | None:
     return cast(list[Buffer], frames)
 
 
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Whether `receive` would return one.
+
+    A socket's file descriptor signals changes only, and any use of the socket, a send as well, may take a change in.
+    So whoever waits for the file descriptor asks this first, after everything else that was done with the socket.
+    """
+    return bool(int(socket.getsockopt(_EVENTS)) & _READABLE)
+
+
 def drain(socket: zmq.Socket[bytes], messages_max: int) -> Iterator[list[Buffer]]:
     """What has arrived, at most `messages_max` messages, so that a busy peer cannot keep a loop from its other work.
 
-    A socket's file descriptor signals changes only: a loop that stops at `messages_max` has to come back by itself.
+    Whoever stops at `messages_max` finds the rest by `has_message`.
     """
     for _ in range(messages_max):
         parts = receive(socket)
         if parts is None:
             return
         yield parts
+        # A receive in vain ends in an exception, which costs more than to ask.
+        if not has_message(socket):
+            return
 
 
 def _frame(part: Buffer) -> Buffer:

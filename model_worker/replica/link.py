@@ -48,7 +48,7 @@ from shared.messages import (
     State,
     Stop,
 )
-from shared.sockets import Buffer, connect_dealer, drain, fresh_routing_id, send
+from shared.sockets import Buffer, connect_dealer, drain, fresh_routing_id, has_message, send
 from shared.version import VERSION
 from shared.wire import decode, encode, split_frames
 
@@ -224,7 +224,7 @@ class BrokerLink:
 
     def _look_for_more(self, socket: zmq.Socket[bytes]) -> None:
         """After every use of the socket, under its lock: nothing else would tell of what it has taken in."""
-        if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if has_message(socket):
             self._wake()
 
     def _take_in(self, socket: zmq.Socket[bytes]) -> bool:
