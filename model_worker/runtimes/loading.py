@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
-from model_worker.runtimes import compiling, sources, tasks
+from model_worker.runtimes import compiling, linear_layers, sources, tasks
 from model_worker.runtimes.bars import OnProgress, heard_bars
 from model_worker.runtimes.gguf_files import ReadOnce
 from model_worker.runtimes.sources import Source
@@ -121,6 +121,8 @@ class Checkpoint:
             self._refuse_random_weights(model, report, may_lack)
             model.eval()
             model.to(device)
+        if not self.spec.compile:  # which does the like by itself
+            linear_layers.prepack(model)
         return model
 
     def compile_where_asked(self, model: Any, device: str) -> None:
@@ -357,12 +359,15 @@ def refuse_panics() -> Iterator[None]:
 
 def describe_model(model: Any) -> dict[str, object]:
     parameters = list(model.parameters())
+    tensors = [*parameters, *model.buffers(), *linear_layers.weights(model)]
+    on_cpu = {"prepacked_linear_layers": linear_layers.described(model)} if model.device.type == "cpu" else {}
     return {
         "class": type(model).__name__,
         "dtype": str(getattr(model, "dtype", parameters[0].dtype if parameters else None)).removeprefix("torch."),
         "device": str(model.device),
         "compiled": model._compiled_call_impl is not None,
-        "weights_bytes": sum(tensor.numel() * tensor.element_size() for tensor in [*parameters, *model.buffers()]),
+        "weights_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        **on_cpu,
         "transformers": transformers.__version__,
     }
 
