@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -34,11 +34,11 @@ def _no_gradients() -> Iterator[None]:
 
 def ordinary(kind: str, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     torch.manual_seed(3)
-    layers = {
+    layers: dict[str, Callable[[], nn.Module]] = {
         "linear": lambda: nn.Linear(INPUTS, OUTPUTS),
         "linear without a bias": lambda: nn.Linear(INPUTS, OUTPUTS, bias=False),
         "one output": lambda: nn.Linear(INPUTS, 1),
-        "of GPT-2": lambda: cast(Any, Conv1D)(OUTPUTS, INPUTS),
+        "of GPT-2": lambda: Conv1D(OUTPUTS, INPUTS),
     }
     return nn.Sequential(layers[kind]()).to(dtype).eval()
 
