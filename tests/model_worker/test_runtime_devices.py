@@ -92,6 +92,7 @@ def test_a_compiled_model_answers_as_the_plain_one_does(tmp_path: Path, monkeypa
     directory = tiny_models.save(tmp_path, "BertModel", num_hidden_layers=1)
     plain, compiled = load(directory, "embedding"), load(directory, "embedding", compile=True)
     assert (plain.describe()["compiled"], compiled.describe()["compiled"]) == (False, True)
+    assert str(compiled.describe()["prepacked_linear_layers"]).startswith("0 of ")
     requests = ["fox", "one two three", "She sells sea shells by the sea shore!"]
     answers = [
         [model.finish(output) for output in model.forward([model.prepare(text, {}) for text in requests])]

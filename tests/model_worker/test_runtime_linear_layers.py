@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from model_worker.runtimes import compiling, linear_layers, registry
+from model_worker.runtimes import linear_layers, registry
 from model_worker.runtimes.linear_layers import PrepackedConv1D, PrepackedLinear, prepack, rows_with_kernels
 from model_worker.specs import RuntimeSpec
 from tests import tiny_models
@@ -222,11 +222,3 @@ def test_a_loaded_model_does_not_hold_the_file_that_it_came_from(class_name: str
     assert str(directory) not in Path("/proc/self/maps").read_text()
     files = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     assert model.describe()["weights_bytes"] > 0.9 * files
-
-
-def test_a_compiled_model_keeps_its_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiling, "BACKEND", "eager")
-    directory = tiny_models.save(tmp_path, "BertModel")
-    model: Any = registry.build(RuntimeSpec("tiny", str(directory), "embedding", compile=True))
-    model.load("cpu")
-    assert model.describe()["prepacked_linear_layers"].startswith("0 of ")
