@@ -22,7 +22,7 @@ from frontend.link import Aftermath, Say, ServerLink
 from shared.errors import ProtocolError
 from shared.logs import Level, RateLimiter, log_event
 from shared.messages import FrontHello, FrontPulse, Message, ServerPulse, Welcome
-from shared.sockets import Buffer, connect_dealer, drain, has_message, send
+from shared.sockets import Buffer, connect_dealer, drain, has_message, readiness, send
 from shared.version import VERSION
 from shared.wire import decode, encode
 
@@ -77,12 +77,12 @@ class Connection:
         The frames must not change afterwards: large ones are not copied.
         """
         sent = send(self._socket, encode(message, frames))
-        if not self.link.is_up or has_message(self._socket):
-            self._look_again()
         if not sent:
             if self.link.is_up:
                 log_event(logger, self._loss_level(), "server_disconnected", epoch=self.link.epoch)
             self.link.not_connected()
+        if not self.link.is_up or has_message(self._socket):
+            self._look_again()
         return sent
 
     def _loss_level(self) -> Level:
@@ -112,8 +112,12 @@ class Connection:
             self._receive_handle.cancel()
             self._receive_handle = None
         self._take_messages()
-        if not self.link.is_up and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
-            self._say(self.link.connectable(self._loop.time()))
+        if not self.link.is_up:
+            is_readable, is_connected = readiness(self._socket)
+            if is_connected:
+                self._say(self.link.connectable(self._loop.time()))
+            if is_readable:
+                self._look_again()
 
     def _take_messages(self) -> None:
         count = 0

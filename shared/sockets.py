@@ -50,6 +50,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
 _READABLE = int(zmq.POLLIN)
+_WRITABLE = int(zmq.POLLOUT)
 # The process that first used each context; see `_claim`.
 _owner_pids: weakref.WeakKeyDictionary[zmq.Context[Any], int] = weakref.WeakKeyDictionary()
 
@@ -325,6 +326,15 @@ def has_message(socket: zmq.Socket[bytes]) -> bool:
     So whoever waits for the file descriptor asks this first, after everything else that was done with the socket.
     """
     return bool(int(socket.getsockopt(_EVENTS)) & _READABLE)
+
+
+def readiness(socket: zmq.Socket[bytes]) -> tuple[bool, bool]:
+    """Whether `receive` would return a message; and whether a DEALER that holds nothing unsent has a connection.
+
+    In one answer: to ask a second time would take in what has changed since the first.
+    """
+    events = int(socket.getsockopt(_EVENTS))
+    return bool(events & _READABLE), bool(events & _WRITABLE)
 
 
 def drain(socket: zmq.Socket[bytes], messages_max: int) -> Iterator[list[Buffer]]:

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-_DTYPES = (torch.float32, torch.bfloat16)
+# What each may differ by from torch's own product, as a share: rounding.
+_TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 # On other processors torch has other libraries below it, which were not tried.
 _TRIED_PROCESSORS = ("AVX2", "AVX512")
 # Up to so many rows, in steps of so many; and beyond. Fewer than a fifth of the rows are computed in vain.
@@ -86,13 +87,13 @@ def rows_with_kernels(rows: int) -> int:
 
 
 def prepack(model: nn.Module) -> None:
-    """Does so with all layers of a model that can be; none, if `refusal` has a reason, or they are on another device.
+    """Does so with all layers of a model that can be: those on a CPU, of a type that `refusal` has nothing against.
 
     A layer that has its weight in common with an embedding leaves it to that, and has its own besides; one that has it
     in common with another layer stays as it is.
     """
     layers = [module for module in model.modules() if _can_be_prepacked(module)]
-    if not layers or refusal():
+    if not layers:
         return
     uses = Counter(id(layer.weight) for layer in layers)
     for layer in layers:
@@ -104,13 +105,11 @@ def prepack(model: nn.Module) -> None:
 
 
 def described(model: nn.Module) -> str:
-    """How many of a model's layers are, for `headwaiter status`."""
-    if reason := refusal():
-        return f"0: {reason}"
-    modules = list(model.modules())
-    prepacked = sum(isinstance(module, _Prepacked) for module in modules)
-    ordinary = sum(type(module) in _KINDS for module in modules)
-    return f"{prepacked} of {prepacked + ordinary}"
+    """How many of a model's layers are, and what speaks against others, for `headwaiter status`."""
+    prepacked = sum(isinstance(module, _Prepacked) for module in model.modules())
+    ordinary: list[Any] = [module for module in model.modules() if type(module) in _KINDS]
+    reasons = {refusal(layer.weight.dtype) for layer in ordinary if layer.weight.dtype in _TOLERANCES} - {""}
+    return ": ".join([f"{prepacked} of {prepacked + len(ordinary)}", *sorted(reasons)])
 
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
@@ -119,19 +118,20 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 
 
 @cache
-def refusal() -> str:
-    """Why no layer can be prepacked in this process; empty if nothing speaks against it."""
+def refusal(dtype: torch.dtype) -> str:
+    """Why no layer of this type can be prepacked in this process; empty if nothing speaks against it."""
     processor = torch.backends.cpu.get_cpu_capability()
     if processor not in _TRIED_PROCESSORS:
         return f"not tried on a processor with {processor}"
-    inputs = torch.linspace(-1, 1, _TRIAL_ROWS * _TRIAL_INPUTS).view(_TRIAL_ROWS, _TRIAL_INPUTS)
-    weight = torch.linspace(-1, 1, _TRIAL_OUTPUTS * _TRIAL_INPUTS).view(_TRIAL_OUTPUTS, _TRIAL_INPUTS)
-    bias = torch.linspace(-1, 1, _TRIAL_OUTPUTS)
+    inputs = torch.linspace(-1, 1, _TRIAL_ROWS * _TRIAL_INPUTS, dtype=dtype).view(_TRIAL_ROWS, _TRIAL_INPUTS)
+    weight = torch.linspace(-1, 1, _TRIAL_OUTPUTS * _TRIAL_INPUTS, dtype=dtype).view(_TRIAL_OUTPUTS, _TRIAL_INPUTS)
+    bias = torch.linspace(-1, 1, _TRIAL_OUTPUTS, dtype=dtype)
     try:
         product = _product(inputs, _pack(weight), bias)
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    is_right = torch.allclose(product, nn.functional.linear(inputs, weight, bias), atol=1e-5)
+    tolerance = _TOLERANCES[dtype]
+    is_right = torch.allclose(product, nn.functional.linear(inputs, weight, bias), rtol=tolerance, atol=tolerance)
     return "" if is_right else "oneDNN computes something else than torch"
 
 
@@ -140,16 +140,18 @@ def _can_be_prepacked(module: nn.Module) -> bool:
     if type(module) not in _KINDS or "forward" in vars(module):
         return False
     weight = module.weight
-    # One of a class of its own may be quantised, or made anew for each forward.
-    return type(weight) is nn.Parameter and weight.device.type == "cpu" and weight.dtype in _DTYPES
+    # One of a class of its own may be quantised, or made anew for each forward; one without elements has no product.
+    if type(weight) is not nn.Parameter or weight.device.type != "cpu" or not weight.numel():
+        return False
+    return weight.dtype in _TOLERANCES and not refusal(weight.dtype)
 
 
 def _prepack_layer(layer: Any) -> None:
     kind = _KINDS[type(layer)]
-    weight = layer.weight.detach()
+    packed = _pack(_turned(layer.weight.detach(), kind))
     del layer.weight
     layer.__class__ = kind
-    layer._packed = _pack(_turned(weight, kind))
+    layer._packed = packed
 
 
 def _turned(weight: torch.Tensor, kind: type[_Prepacked]) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,8 @@ from tests import tiny_models
 INPUTS, OUTPUTS = 40, 24
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
-pytestmark = pytest.mark.skipif(
-    bool(linear_layers.refusal()), reason=linear_layers.refusal() or "they can be prepacked"
-)
+REFUSED = linear_layers.refusal(torch.float32)
+pytestmark = pytest.mark.skipif(bool(REFUSED), reason=REFUSED or "they can be prepacked")
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +38,7 @@ def ordinary(kind: str, dtype: torch.dtype = torch.float32) -> nn.Sequential:
         "linear": lambda: nn.Linear(INPUTS, OUTPUTS),
         "linear without a bias": lambda: nn.Linear(INPUTS, OUTPUTS, bias=False),
         "one output": lambda: nn.Linear(INPUTS, 1),
+        "no output": lambda: nn.Linear(INPUTS, 0),
         "of GPT-2": lambda: Conv1D(OUTPUTS, INPUTS),
     }
     return nn.Sequential(layers[kind]()).to(dtype).eval()
@@ -141,13 +142,15 @@ class Doubled(nn.Linear):
         return 2 * super().forward(inputs)
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_layers_of_another_kind_stay_as_they_are() -> None:
     replaced = nn.Linear(INPUTS, INPUTS)
     replaced.forward = torch.neg  # type: ignore[method-assign]
-    half = nn.Linear(INPUTS, INPUTS).half()
-    model = nn.Sequential(Doubled(INPUTS, INPUTS), replaced, half)
+    half, nothing = nn.Linear(INPUTS, INPUTS).half(), ordinary("no output")[0]
+    model = nn.Sequential(Doubled(INPUTS, INPUTS), replaced, half, nothing)
     prepack(model)
-    assert [type(layer) for layer in model] == [Doubled, nn.Linear, nn.Linear]
+    assert [type(layer) for layer in model] == [Doubled, nn.Linear, nn.Linear, nn.Linear]
+    assert nothing(torch.randn(3, INPUTS)).shape == (3, 0)
 
 
 def test_where_the_operators_fail_a_model_stays_as_it_was_loaded(
@@ -165,8 +168,28 @@ def test_where_the_operators_fail_a_model_stays_as_it_was_loaded(
         described = model.describe()["prepacked_linear_layers"]
     finally:
         linear_layers.refusal.cache_clear()
-    assert described == "0: NotImplementedError: this torch has no such operator"
+    assert re.fullmatch(r"0 of \d+: NotImplementedError: this torch has no such operator", str(described))
     assert not any(isinstance(module, PrepackedLinear) for module in model._model.modules())
+
+
+def test_each_type_is_tried_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN lacks bfloat16 on many processors that have float32."""
+    right = linear_layers._pack
+
+    def pack(weight: torch.Tensor) -> torch.Tensor:
+        if weight.dtype is torch.bfloat16:
+            raise RuntimeError("no bfloat16 on this processor")
+        return right(weight)
+
+    linear_layers.refusal.cache_clear()
+    monkeypatch.setattr(linear_layers, "_pack", pack)
+    try:
+        model = nn.Sequential(nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, INPUTS).bfloat16())
+        prepack(model)
+        assert [type(layer) for layer in model] == [PrepackedLinear, nn.Linear]
+        assert linear_layers.described(model) == "1 of 2: RuntimeError: no bfloat16 on this processor"
+    finally:
+        linear_layers.refusal.cache_clear()
 
 
 def test_an_operator_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +199,7 @@ def test_an_operator_that_computes_something_else_is_not_used(monkeypatch: pytes
     try:
         model = ordinary("linear")
         prepack(model)
-        assert linear_layers.described(model) == "0: oneDNN computes something else than torch"
+        assert linear_layers.described(model) == "0 of 1: oneDNN computes something else than torch"
     finally:
         linear_layers.refusal.cache_clear()
 
