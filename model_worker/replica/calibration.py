@@ -1,9 +1,9 @@
 """How much one forward should hold: measured once, before a model serves.
 
 Owns the search for `max_batch_cost` where the configuration names none: forwards of more and more padded units are
-timed, and the fewest units that are about as fast as any become the limit. Fewer are better, because short items wait
-padded beside long ones, and everybody waits for the end of a forward. Refuses to compare by a single look, to make a
-slow load slower, and to take longer than its budget. Main thread only.
+timed, and the fewest units that are about as fast as any, and hold a few items, become the limit. Fewer are better,
+because short items wait padded beside long ones, and everybody waits for the end of a forward. Refuses to compare by a
+single look, to make a slow load slower, and to take longer than its budget. Main thread only.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ BUDGET_S = 3.0
 SLOW_LOAD_S = 60.0
 # Speeds that are no further apart count as equal. What a smaller batch loses so, it makes up for: it is padded less.
 TOLERANCE = 0.05
+# Batches that are measured are full. Those that are served end where the next item does not fit, half an item short on
+# average. So the limit has room for so many of the largest sample, if that is as fast.
+ROOM_FOR = 4
 # The least of so many runs is the time of a shape: whatever disturbs the machine only ever adds to it.
 RUNS = 5
 # More while the two least are further apart than this share. If they stay so, something else keeps the machine busy,
@@ -130,7 +133,9 @@ class _Search:
         speeds = self._speeds()
         best = max(speeds.values())
         shares = {cost: speed / best for cost, speed in speeds.items()}
-        chosen = next(cost for cost, share in shares.items() if share >= 1 - TOLERANCE)
+        fast = [cost for cost, share in shares.items() if share >= 1 - TOLERANCE]
+        roomy = [cost for cost in fast if cost >= ROOM_FOR * self._samples[-1].cost]
+        chosen = roomy[0] if roomy else fast[-1]
         if chosen == self._costs[-1] and self._ended_by in ("time", "room"):
             # As far as could be seen, more is better.
             chosen = max(chosen, own_cost)

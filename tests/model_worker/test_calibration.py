@@ -68,13 +68,19 @@ def test_the_least_cost_that_is_about_as_fast_as_any_is_found() -> None:
     assert Curved(with_price(1e-3, 1e-5)).find().max_batch_cost == 2048
 
 
-@pytest.mark.parametrize("best", [512, 1024, 4096])
+@pytest.mark.parametrize("best", [1024, 4096])
 def test_a_batch_that_fits_into_the_cache_is_preferred(best: int) -> None:
     assert Curved(with_price(5e-3, 1e-5, cache_units=best)).find().max_batch_cost == best
 
 
-def test_where_a_forward_has_no_price_the_smallest_batch_is_enough() -> None:
-    assert Curved(with_price(0.0, 1e-5)).find().max_batch_cost == 256
+def test_where_a_forward_has_no_price_a_batch_still_has_room_for_some_items() -> None:
+    assert Curved(with_price(0.0, 1e-5)).find().max_batch_cost == 4 * 256
+    assert Curved(with_price(0.0, 1e-5), lengths=(16, 64)).find().max_batch_cost == 4 * 64
+
+
+@pytest.mark.parametrize("best", [256, 512])
+def test_there_is_no_more_room_where_that_would_be_slower(best: int) -> None:
+    assert Curved(with_price(0.0, 1e-5, cache_units=best)).find().max_batch_cost == best
 
 
 def test_one_look_is_not_enough_and_the_least_of_several_counts() -> None:
