@@ -4,6 +4,6 @@ A batch costs its dearest item times the number of items where a model pads them
 items together; and every forward costs something whatever is in it.
 """
 
-# What one forward costs on top of its items, as a share of `max_batch_cost`. That limit is measured as the least with
-# which a model is within a few per cent of its best speed, and these few per cent are what a forward costs.
+# What one forward costs on top of its items, as a share of `max_batch_cost`: at most these few per cent. That limit is
+# measured, and with it a model is within them of its best speed, or nearer, where it has room for more items.
 FORWARD_PRICE_SHARE = 0.05

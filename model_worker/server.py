@@ -180,12 +180,7 @@ class ModelServer:
 
     # --- messages ------------------------------------------------------------------------------------------------
 
-    def _drain(
-        self,
-        source: zmq.Socket[bytes],
-        handle: _Handler,
-        now_s: float,
-    ) -> None:
+    def _drain(self, source: zmq.Socket[bytes], handle: _Handler, now_s: float) -> None:
         for parts in drain(source, MESSAGES_PER_TURN_MAX):
             sender = bytes(parts[0])
             try:

@@ -325,7 +325,7 @@ def has_message(socket: zmq.Socket[bytes]) -> bool:
     A socket's file descriptor signals changes only, and any use of the socket, a send as well, may take a change in.
     So whoever waits for the file descriptor asks this first, after everything else that was done with the socket.
     """
-    return bool(int(socket.getsockopt(_EVENTS)) & _READABLE)
+    return readiness(socket)[0]
 
 
 def readiness(socket: zmq.Socket[bytes]) -> tuple[bool, bool]:

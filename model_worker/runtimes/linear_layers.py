@@ -23,9 +23,8 @@ from transformers.pytorch_utils import Conv1D
 _TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 # On other processors torch has other libraries below it, which were not tried.
 _TRIED_PROCESSORS = ("AVX2", "AVX512")
-# Up to so many rows, in steps of so many; and beyond. Fewer than a fifth of the rows are computed in vain.
-_ROW_STEPS = ((32, 1), (64, 8), (256, 16))
-_ROW_STEP = 32
+# Up to so many rows, in steps of so many. Fewer than a fifth of the rows are computed in vain.
+_ROW_STEPS = ((32, 1), (64, 8), (256, 16), (math.inf, 32))
 _TRIAL_ROWS, _TRIAL_INPUTS, _TRIAL_OUTPUTS = 3, 40, 24
 
 
@@ -82,7 +81,7 @@ def rows_with_kernels(rows: int) -> int:
     them to the end of the process. So few rows are computed as they are, where a step of some answers has no time to
     lose, and more of them as the next of a few numbers.
     """
-    step = next((step for bound, step in _ROW_STEPS if rows <= bound), _ROW_STEP)
+    step = next(step for bound, step in _ROW_STEPS if rows <= bound)
     return -(-rows // step) * step
 
 

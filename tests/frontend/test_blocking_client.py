@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
 from pathlib import Path
@@ -23,13 +22,6 @@ from tests.stub_broker import Answer, Fail, Piece, Request, Step, StubBroker, si
 from tests.topology import ROOT, wait_for
 
 THREAD = "headwaiter client"
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    # Not pytest's tmp_path: a socket's path has room for 107 bytes only.
-    with tempfile.TemporaryDirectory(prefix="hw-") as directory:
-        yield Path(directory) / "run"
 
 
 def threads() -> list[threading.Thread]:

@@ -8,9 +8,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,6 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
 }
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    # Not pytest's tmp_path: a socket's path has room for 107 bytes only.
-    with tempfile.TemporaryDirectory(prefix="hw-") as directory:
-        yield Path(directory) / "run"
 
 
 def run(

@@ -7,10 +7,7 @@ something happen just before a look, and has ticks, which would find it a quarte
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +22,6 @@ from tests.stub_broker import StubBroker
 
 SETTLED_S = 0.3
 WITHIN_S = 10.0
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    directory = tempfile.mkdtemp(prefix="hw-")
-    yield Path(directory)
-    shutil.rmtree(directory)
 
 
 class Front:
